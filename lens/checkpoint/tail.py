@@ -1,0 +1,218 @@
+"""Compose a direct readout from the recorded tail of a model: its own modules and measured steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lens.checkpoint.readout import DirectReadout, Step, Unembedding
+from lens.checkpoint.tape import Event, TailPath
+from lens.errors import UnsupportedArchitectureError
+
+# Names of torch functions and tensor methods, by what they do to one operand and a constant.
+_ELEMENTWISE: dict[str, str] = {
+    **dict.fromkeys(("mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"), "mul"),
+    **dict.fromkeys(("div", "div_", "__truediv__", "__itruediv__", "true_divide"), "div"),
+    **dict.fromkeys(("add", "add_", "__add__", "__radd__", "__iadd__"), "add"),
+    **dict.fromkeys(("sub", "sub_", "__sub__", "__isub__", "subtract"), "sub"),
+    **dict.fromkeys(("tanh", "tanh_"), "tanh"),
+}
+_CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
+_IDENTITIES = frozenset(
+    {"contiguous", "dropout", "clone", "detach", "__getitem__", "view", "reshape", "to"}
+)
+# Functions that treat every row alike; row by row they give what they give on a batch.
+_ROWWISE = frozenset(
+    {"layer_norm", "rms_norm", "gelu", "relu", "silu", "linear", "softsign", "sigmoid", "pow"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ModulePart:
+    """A module of the model as one step; `slot` is the place of the state among its arguments."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    slot: int | str
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return _called(self.module, self.args, self.kwargs, self.slot, rows)
+
+    @property
+    def name(self) -> str:
+        """The module's class."""
+        return type(self.module).__name__
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionPart:
+    """A row-wise torch function as one step."""
+
+    function: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    slot: int | str
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return _called(self.function, self.args, self.kwargs, self.slot, rows)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+
+@dataclass(frozen=True, eq=False)
+class StepPart:
+    """An elementwise step on the state."""
+
+    step: Step
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.step.apply(rows)
+
+    @property
+    def name(self) -> str:
+        """The step in words."""
+        return str(self.step)
+
+
+def direct_from_tail(path: TailPath, model: nn.Module, *, d_model: int) -> DirectReadout:
+    """A DirectReadout made of the path's steps, still to be proved.
+
+    Raises UnsupportedArchitectureError naming the step that cannot be repeated row by row.
+    """
+    preparation = [
+        part
+        for event, source in path.steps[: path.product]
+        if (part := _preparation_part(event, source)) is not None
+    ]
+    product, source = path.steps[path.product]
+    unembedding = _unembedding(product, source, model)
+    steps = [
+        step
+        for event, source in path.steps[path.product + 1 :]
+        if (step := _logit_step(event, source)) is not None
+    ]
+    modules = tuple(part.module for part in preparation if isinstance(part, ModulePart))
+    return DirectReadout(
+        preparation=tuple(preparation),
+        unembedding=Unembedding(unembedding.weight, unembedding.bias, tuple(steps)),
+        d_model=d_model,
+        modules=modules,
+    )
+
+
+def _unembedding(event: Event, source: Tensor, model: nn.Module) -> Unembedding:
+    names = ("input", "weight", "bias")
+    given = {**dict(zip(names, event.args, strict=False)), **event.kwargs}
+    weight, bias = given["weight"], given.get("bias")
+    if given["input"] is not source:
+        raise UnsupportedArchitectureError("The state enters the vocabulary product as its matrix.")
+    if type(weight) not in (Tensor, nn.Parameter) or weight.is_meta or not weight.is_floating_point():
+        raise UnsupportedArchitectureError(
+            f"The unembedding is a {type(weight).__name__} on {weight.device}; a plain matrix of "
+            "floating-point numbers in memory is needed to multiply by parts of it."
+        )
+    if not any(weight is p or weight.data_ptr() == p.data_ptr() for p in model.parameters()):
+        raise UnsupportedArchitectureError(
+            "The unembedding is computed anew in each forward; no parameter of the model holds it."
+        )
+    return Unembedding(weight, bias)
+
+
+def _preparation_part(event: Event, source: Tensor) -> Any:
+    if event.is_module:
+        slot = _slot(event, source)
+        others = [t for t in event.inputs() if t is not source]
+        if others:
+            raise UnsupportedArchitectureError(
+                f"{event.name} takes {len(others)} more tensors beside the state; expected none."
+            )
+        if event.output is source:
+            return None
+        return ModulePart(event.target, event.args, event.kwargs, slot)
+    if _is_identity(event, source):
+        return None
+    step = _elementwise(event, source, width=source.shape[-1])
+    if step is not None:
+        return StepPart(step)
+    if event.name in _ROWWISE and event.args and event.args[0] is source:
+        return FunctionPart(event.target, event.args, event.kwargs, 0)
+    raise UnsupportedArchitectureError(
+        f"The step {event.name} between the last block and the unembedding is not known to act "
+        "row by row."
+    )
+
+
+def _logit_step(event: Event, source: Tensor) -> Step | None:
+    if _is_identity(event, source):
+        return None
+    step = None if event.is_module else _elementwise(event, source, width=source.shape[-1])
+    if step is None:
+        raise UnsupportedArchitectureError(
+            f"The step {event.name} after the unembedding is not elementwise with a constant."
+        )
+    return step
+
+
+def _is_identity(event: Event, source: Tensor) -> bool:
+    """True where the event passed its input on, value for value (a full slice, dropout at rest)."""
+    out = event.output
+    if not isinstance(out, Tensor):
+        return False
+    if event.is_module or event.name in _IDENTITIES:
+        same = out is source or (
+            out.shape == source.shape and out.dtype == source.dtype and torch.equal(out, source)
+        )
+        return same and (event.is_module is False or not list(event.target.parameters()))
+    return False
+
+
+def _elementwise(event: Event, source: Tensor, *, width: int) -> Step | None:
+    if event.name in _CASTS and isinstance(event.output, Tensor):
+        return Step("cast", event.output.dtype)
+    kind = _ELEMENTWISE.get(event.name)
+    if kind is None or len(event.args) > 2 or event.kwargs:
+        return None
+    if kind == "tanh":
+        return Step("tanh")
+    if len(event.args) != 2:
+        return None
+    other = event.args[1] if event.args[0] is source else event.args[0]
+    if kind in ("div", "sub") and event.args[0] is not source:
+        return None
+    if isinstance(other, bool) or not isinstance(other, int | float | Tensor):
+        return None
+    if isinstance(other, Tensor) and other.numel() not in (1, width):
+        return None
+    if isinstance(other, Tensor) and other.ndim > 0:
+        if other.shape[-1] != other.numel():
+            return None
+        other = other.reshape(-1)
+    return Step(kind, other)  # type: ignore[arg-type]
+
+
+def _slot(event: Event, source: Tensor) -> int | str:
+    for place, value in enumerate(event.args):
+        if value is source:
+            return place
+    for name, value in event.kwargs.items():
+        if value is source:
+            return name
+    raise UnsupportedArchitectureError(
+        f"{event.name} takes the state inside another argument; expected it as an argument."
+    )
+
+
+def _called(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slot: Any, x: Tensor
+) -> Tensor:
+    if isinstance(slot, int):
+        args = (*args[:slot], x, *args[slot + 1 :])
+    else:
+        kwargs = {**kwargs, slot: x}
+    return target(*args, **kwargs)
