@@ -1,0 +1,232 @@
+"""Prove a readout against the model itself: at the model's own last state, and at a random one.
+
+The last state alone is too weak a witness: a wrong norm can pass on it (an OPT without a final
+norm did). A random state of several scales excites the norm, the scale and the cap.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lens.checkpoint.inputs import Inputs, forward_arguments
+from lens.checkpoint.readout import DirectReadout, Readout
+from lens.checkpoint.replay import ReplayReadout, logits_of
+from lens.checkpoint.residual import capture, edited
+from lens.checkpoint.tail import direct_from_tail
+from lens.checkpoint.tape import recording, tail_path
+from lens.checkpoint.trunk import Trunk, find_trunk
+from lens.checkpoint.untouched import untouched
+from lens.errors import (
+    LensError,
+    ShapeError,
+    UnprovedReadoutError,
+    UnsupportedArchitectureError,
+)
+
+PROBE_BATCH, PROBE_POS, PROBE_SOURCE = 3, 7, 5
+_SEED = 20260101
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """What the model itself says: its last state and logits, and the logits of a random state.
+
+    `random_logits` come from a whole forward in which only the last block's output was replaced,
+    so every path around the blocks is in them.
+    """
+
+    inputs: Inputs
+    last_state: Float[Tensor, "batch pos d_model"]
+    logits: Float[Tensor, "batch pos d_vocab"]
+    random_state: Float[Tensor, "batch pos d_model"]
+    random_logits: Float[Tensor, "batch pos d_vocab"]
+
+    def mismatch(self, readout: Callable[[Tensor], Tensor]) -> str | None:
+        """None where the readout gives both logits bit for bit; else what differs, and by how much."""
+        for state, logits, which in (
+            (self.last_state, self.logits, "the model's own last state"),
+            (self.random_state, self.random_logits, "a random state"),
+        ):
+            given = readout(state)
+            if given.shape != logits.shape:
+                return f"at {which} it gives shape {tuple(given.shape)}, not {tuple(logits.shape)}"
+            if not same_numbers(given, logits):
+                off = (given.float() - logits.float()).abs().max().item()
+                return f"at {which} its logits differ by up to {off:.3g}"
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Proved:
+    """A model taken apart: trunk, both readouts, and what was proved of them."""
+
+    trunk: Trunk
+    replay: ReplayReadout
+    readout: Readout
+    witness: Witness
+    causal: bool
+    statement: str
+    why_not_direct: str | None
+
+
+def same_numbers(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, NaN equal to NaN, -inf to -inf."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = None) -> Proved:
+    """Find the trunk of `model` and prove its readouts; `readout` by hand must pass the same proof.
+
+    Raises UnsupportedArchitectureError naming the missing step, UnprovedReadoutError for the
+    readout by hand.
+    """
+    probe = _probe_inputs(model, seq2seq=seq2seq)
+    arguments = forward_arguments(model, probe, seq2seq=seq2seq)
+    name = type(model).__name__
+
+    def _run() -> Tensor:
+        return logits_of(model(**arguments))
+
+    with untouched(model):
+        try:
+            trunk = find_trunk(model, _run, batch=PROBE_BATCH, pos=PROBE_POS)
+            witness = _witness(model, trunk, _run, probe)
+        except LensError:
+            raise
+        except Exception as error:
+            raise UnsupportedArchitectureError(
+                f"{name} did not run on token ids alone: {type(error).__name__}: {error}. Missing "
+                "step: the forward. Check that the model itself runs with these inputs: "
+                f"{', '.join(arguments)}."
+            ) from error
+    replay = ReplayReadout(model, trunk, seq2seq, witness.logits.shape[-1], probe)
+    trouble = witness.mismatch(lambda state: replay.logits(state, probe))
+    if trouble:
+        raise UnsupportedArchitectureError(
+            f"{name}: running the model's own tail on a given state does not give the model's "
+            f"logits: {trouble}. Missing step: replay. The tail reads more than the last block's "
+            "state, so no reading of a single state can be exact."
+        )
+    replay = replace(replay, ids_matter=_ids_matter(replay, witness))
+    direct, why_not = _direct(replay, witness)
+    statement = "bit for bit the model's own logits at its last state and at a random state"
+    chosen: Readout = direct or replay
+    if readout is not None:
+        trouble = witness.mismatch(readout.logits)
+        if trouble:
+            raise UnprovedReadoutError(
+                f"The readout passed for {name} is not the model's: {trouble}. Leave it out to "
+                f"use the {chosen.kind} readout, which is proved."
+            )
+        chosen = readout
+    return Proved(
+        trunk, replay, chosen, witness, _is_causal(model, witness, arguments), statement, why_not
+    )
+
+
+def _direct(replay: ReplayReadout, witness: Witness) -> tuple[DirectReadout | None, str | None]:
+    """The direct readout where it can be composed and matches; else the reason why not."""
+    if replay.ids_matter:
+        return None, "the tail reads the input ids again"
+    if replay.trunk.layout.axes != "batch pos d":
+        return None, f"the state's layout is {replay.trunk.layout.axes}"
+    try:
+        with recording(replay.model) as tape:
+            logits = replay.run(witness.random_state, witness.inputs, then=tape.begin)
+        path = tail_path(tape, logits)
+        direct = direct_from_tail(path, replay.model, d_model=replay.trunk.d_model)
+        trouble = witness.mismatch(direct.logits) or _mixes_rows(direct, witness)
+    except (UnsupportedArchitectureError, ShapeError) as error:
+        return None, str(error)
+    except (RuntimeError, TypeError, IndexError) as error:
+        return None, f"the composed tail does not run row by row: {error}"
+    return (None, trouble) if trouble else (direct, None)
+
+
+def _mixes_rows(direct: DirectReadout, witness: Witness) -> str | None:
+    """A reason where a row's logits depend on other rows: change one row, look at the others."""
+    rows = witness.random_state.flatten(0, 1)
+    changed = rows.clone()
+    changed[0] = -2 * changed[0] + 1
+    if same_numbers(direct.prepare(rows)[1:], direct.prepare(changed)[1:]):
+        return None
+    return "the tail mixes positions"
+
+
+def _witness(
+    model: nn.Module, trunk: Trunk, run: Callable[[], Tensor], probe: Inputs
+) -> Witness:
+    logits: list[Tensor] = []
+    states = capture(trunk, lambda: logits.append(run()), layers=[trunk.n_layers])
+    last = states[trunk.n_layers]
+    random = _random_like(last)
+    with edited(trunk, model, layer=trunk.n_layers, positions=None, fn=lambda _: random):
+        random_logits = run()
+    return Witness(probe, last, logits[0], random, random_logits)
+
+
+def _random_like(state: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    """Normal numbers with the state's spread, from half of it at the first position to four times."""
+    generator = torch.Generator().manual_seed(_SEED)
+    noise = torch.randn(state.shape, generator=generator, dtype=torch.float32)
+    scales = torch.linspace(0.5, 4.0, state.shape[1])[None, :, None]
+    spread = state.float().std().cpu()
+    spread = spread if bool(torch.isfinite(spread)) and float(spread) > 0 else torch.tensor(1.0)
+    return (noise * scales * spread).to(state.dtype).to(state.device)
+
+
+def _ids_matter(replay: ReplayReadout, witness: Witness) -> bool:
+    """True where other input ids change what the tail makes of the same state."""
+    try:
+        other = replay.logits(witness.random_state)
+    except (RuntimeError, ValueError, IndexError):
+        return True
+    return not same_numbers(other, witness.random_logits)
+
+
+def _is_causal(model: nn.Module, witness: Witness, arguments: dict[str, object]) -> bool:
+    """Measured: a change of the last token must leave the logits before it as they were.
+
+    The threshold sits far above rounding (1e-6) and far below what attention to the right does.
+    """
+    key = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
+    ids = witness.inputs.ids.clone()
+    ids[:, -1] = witness.inputs.ids[:, 0]
+    with untouched(model):
+        changed = logits_of(model(**{**arguments, key: ids}))
+    before, after = witness.logits[:, :-1].float(), changed[:, :-1].float()
+    spread = before.std().clamp_min(1e-12)
+    loose = 1e-4 if witness.logits.dtype in (torch.float32, torch.float64) else 2e-2
+    return bool((before - after).abs().max() <= loose * spread)
+
+
+def _probe_inputs(model: nn.Module, *, seq2seq: bool) -> Inputs:
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    weight = getattr(embedding, "weight", None)
+    if weight is None:
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} has no input embedding that takes token ids. Missing step: "
+            "the lookup. Load a language model."
+        )
+    config = model.config
+    n_ids = min(int(weight.shape[0]), int(getattr(config, "vocab_size", None) or weight.shape[0]))
+    special = {
+        getattr(config, f"{kind}_token_id", None)
+        for kind in ("pad", "bos", "eos", "mask", "sep", "cls", "unk", "decoder_start")
+    }
+    usable = [i for i in range(min(n_ids, 4096)) if i not in special] or list(range(n_ids))
+    generator = torch.Generator().manual_seed(_SEED)
+    device = weight.device if weight.device.type != "meta" else torch.device("cpu")
+
+    def _draw(length: int) -> Tensor:
+        picks = torch.randint(len(usable), (PROBE_BATCH, length), generator=generator)
+        return torch.tensor(usable)[picks].to(device)
+
+    return Inputs(
+        ids=_draw(PROBE_POS), source_ids=_draw(PROBE_SOURCE) if seq2seq else None
+    )
