@@ -1,0 +1,249 @@
+"""The projection against its float64 definitions, from the same states."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from lens.errors import SelectionError, ShapeError
+from lens.lenses.projection import project
+from lens.measuring import metrics
+
+V, D, L, T = 1500, 24, 5, 37
+
+
+def make_readout(seed=0, *, steps=(), bias=True, dtype=torch.float32, gain=3.0, d_vocab=V):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(d_vocab, D, generator=generator).to(dtype)
+    offset = torch.randn(d_vocab, generator=generator).to(dtype) if bias else None
+    unembedding = SimpleNamespace(weight=weight, bias=offset, steps=steps)
+
+    def prepare(states):
+        return torch.nn.functional.rms_norm(states, states.shape[-1:]) * gain
+
+    def logits(states, inputs=None):
+        out = prepare(states) @ weight.T
+        out = out if offset is None else out + offset
+        for step in steps:
+            out = torch.tanh(out) if step.kind == "tanh" else getattr(out, step.kind)(step.value)
+        return out
+
+    return SimpleNamespace(
+        kind="direct", d_vocab=d_vocab, unembedding=unembedding, prepare=prepare, logits=logits
+    )
+
+
+def make_replay(direct):
+    def logits(states, inputs=None):
+        assert states.ndim == 3
+        assert states.shape[0] == 1
+        return direct.logits(states)
+
+    return SimpleNamespace(kind="replay", d_vocab=direct.d_vocab, logits=logits)
+
+
+def step(kind, value=None):
+    return SimpleNamespace(kind=kind, value=value)
+
+
+SOFT_CAP = (step("div", 40.0), step("tanh"), step("mul", 40.0))
+
+
+@pytest.fixture
+def states():
+    return torch.randn(L, T, D, generator=torch.Generator().manual_seed(1))
+
+
+def tokens(seed, d_vocab=V):
+    ids = torch.randint(0, d_vocab, (T,), generator=torch.Generator().manual_seed(seed))
+    ids[-1] = -1
+    return ids
+
+
+def read(readout, states, **options):
+    given = {
+        "final_states": states[-1],
+        "input_ids": tokens(2),
+        "target_ids": tokens(3),
+        "sets": ((1, 5, 9), (7,)),
+    } | options
+    return project(readout, states, **given)
+
+
+def exact_logits(readout, states):
+    """The logits in float64, from the same prepared rows."""
+    rows = readout.prepare(states).double()
+    unembedding = readout.unembedding
+    logits = rows @ unembedding.weight.double().T
+    if unembedding.bias is not None:
+        logits = logits + unembedding.bias.double()
+    for each in unembedding.steps:
+        logits = (
+            torch.tanh(logits) if each.kind == "tanh" else getattr(logits, each.kind)(each.value)
+        )
+    return logits.numpy()
+
+
+def assert_equals_oracle(result, lens, final):
+    """Every number against metrics.py; bounds are the project's own, relative to float64."""
+    final = np.broadcast_to(final, lens.shape)
+    inputs, targets = (np.broadcast_to(tokens(s).numpy(), lens.shape[:2]) for s in (2, 3))
+    known = (slice(None), slice(0, -1))
+    close = np.testing.assert_allclose
+    close(result.entropy_bits, metrics.entropy_bits(lens), rtol=0, atol=5e-5)
+    close(result.lse_bits, metrics.lse_bits(lens), rtol=2e-6, atol=1e-5)
+    close(result.kl_bits, metrics.kl_bits(final, lens), rtol=5e-5, atol=5e-5)
+    close(result.reverse_kl_bits, metrics.kl_bits(lens, final), rtol=5e-5, atol=5e-5)
+    close(result.collision_mass, metrics.collision_mass(lens), rtol=2e-5)
+    crossed = metrics.cross_entropy_bits(lens[known], targets[known])
+    close(result.target_logprob_bits[known], -crossed, rtol=0, atol=5e-5)
+    close(result.brier[known], metrics.brier(lens[known], targets[known]), rtol=0, atol=1e-5)
+    copied = metrics.self_copy_mass(lens[known], inputs[known])
+    close(result.self_copy_mass[known], copied, rtol=5e-5, atol=1e-30)
+    rest = metrics.rest_lse_bits(lens[known], inputs[known])
+    close(result.rest_lse_bits[known], rest, rtol=2e-6, atol=1e-5)
+    assert np.array_equal(result.top_ids, metrics.top_ids(lens, 5))
+    assert np.array_equal(result.target_rank[known], metrics.rank(lens, targets.clip(0))[known])
+    top = final.argmax(-1)
+    assert np.array_equal(result.final_top_ids, top[0])
+    assert np.array_equal(result.final_top_rank, metrics.rank(lens, top))
+    close(result.final_top_logprob_bits, -metrics.cross_entropy_bits(lens, top), atol=5e-5)
+    if result.set_logprob_bits is not None:
+        close(result.set_logprob_bits[0], metrics.set_logprob_bits(lens, (1, 5, 9)), atol=5e-5)
+    assert np.isnan(result.target_logprob_bits[:, -1]).all()
+    assert (result.target_rank[:, -1] == -1).all()
+    assert np.isnan(result.self_copy_mass[:, -1]).all()
+
+
+@pytest.mark.parametrize("steps", [(), SOFT_CAP, (step("mul", 0.0625),), (step("div", 8.0),)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_number_equals_its_definition(states, steps, bias):
+    readout = make_readout(steps=steps, bias=bias)
+    lens = exact_logits(readout, states)
+    assert_equals_oracle(read(readout, states), lens, lens[-1])
+
+
+def test_the_oracle_rejects_a_missing_soft_cap(states):
+    lens = exact_logits(make_readout(steps=SOFT_CAP), states)
+    with pytest.raises(AssertionError):
+        assert_equals_oracle(read(make_readout(), states), lens, lens[-1])
+
+
+def test_a_replay_reads_the_same(states):
+    direct = make_readout(steps=SOFT_CAP)
+    lens = exact_logits(direct, states)
+    assert_equals_oracle(read(make_replay(direct), states), lens, lens[-1])
+    budget = 3 * 2 * 4 * V
+    chunked = read(make_replay(direct), states, memory_budget_bytes=budget)
+    assert_equals_oracle(chunked, lens, lens[-1])
+
+
+@pytest.mark.parametrize(
+    "kinds", [("direct", "direct"), ("direct", "replay"), ("replay", "direct")]
+)
+def test_kl_is_against_the_models_own_output(states, kinds):
+    ours, theirs = make_readout(seed=4), make_readout(seed=5, bias=False)
+    wrap = {"direct": lambda r: r, "replay": make_replay}
+    result = read(wrap[kinds[0]](ours), states, final_readout=wrap[kinds[1]](theirs))
+    final = exact_logits(theirs, states[-1])
+    assert_equals_oracle(result, exact_logits(ours, states), final)
+
+
+def test_final_states_that_are_no_layer_still_stand_as_the_reference(states):
+    readout = make_readout()
+    result = read(readout, states[:-1], final_states=states[-1])
+    lens = exact_logits(readout, states)
+    assert_equals_oracle(result, lens[:-1], lens[-1])
+
+
+def test_the_final_rows_have_no_divergence_from_themselves(states):
+    result = read(make_readout(), states)
+    assert (result.kl_bits[-1] == 0).all()
+    assert (result.reverse_kl_bits[-1] == 0).all()
+    assert (result.final_top_rank[-1] == 0).all()
+    assert np.array_equal(result.top_ids[-1, :, 0], result.final_top_ids)
+    assert (result.kl_bits[:-1] > 0).all()
+
+
+def test_one_equal_position_has_no_divergence_and_its_neighbours_do(states):
+    states[1, 3] = states[-1, 3]
+    result = read(make_readout(), states)
+    assert result.kl_bits[1, 3] == 0
+    assert result.kl_bits[1, 4] > 0.1
+
+
+def test_a_missing_logit_counts_as_no_probability(states):
+    readout = make_readout()
+    readout.unembedding.bias[100:900] = -torch.inf
+    lens = exact_logits(readout, states)
+    assert_equals_oracle(read(readout, states), lens, lens[-1])
+
+
+def test_a_token_that_the_lens_excludes_but_the_model_expects_makes_kl_infinite(states):
+    ours, theirs = make_readout(), make_readout()
+    ours.unembedding.bias[100:900] = -torch.inf
+    result = read(ours, states, final_readout=theirs)
+    assert (result.kl_bits == np.inf).all()
+    assert np.isfinite(result.reverse_kl_bits).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_unreadable_row_says_so_and_leaves_the_others(states, bad):
+    readout = make_readout()
+    whole = read(readout, states)
+    states[2, 4] = bad
+    result = read(readout, states, final_states=states[-1])
+    assert np.isnan(result.entropy_bits[2, 4])
+    assert np.isnan(result.kl_bits[2, 4])
+    assert (result.top_ids[2, 4] == -1).all()
+    assert result.target_rank[2, 4] == -1
+    keep = np.ones((L, T), dtype=bool)
+    keep[2, 4] = False
+    for field in dataclasses.fields(result):
+        ours, theirs = getattr(result, field.name), getattr(whole, field.name)
+        if ours.shape[:2] == keep.shape:
+            np.testing.assert_array_equal(ours[keep], theirs[keep])
+
+
+def test_equal_logits_go_to_the_lower_id_across_blocks_and_tiles(states):
+    readout = make_readout(bias=False)
+    weight = readout.unembedding.weight
+    for copy in (1, 64, 70, 1030, 1499):
+        weight[copy] = weight[0]
+    result = read(readout, states, top_k=9)
+    # One product gives equal rows equal logits, so the ties are exact.
+    for cell in result.top_ids.reshape(-1, 9):
+        places = [i for i in cell.tolist() if i in (0, 1, 64, 70, 1030, 1499)]
+        assert places == [0, 1, 64, 70, 1030, 1499][: len(places)]
+    assert (result.top_ids == 0).any()
+
+
+def test_a_budget_changes_rounding_alone(states):
+    readout = make_readout()
+    small = read(readout, states, memory_budget_bytes=2**17)
+    lens = exact_logits(readout, states)
+    assert_equals_oracle(small, lens, lens[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_weight_is_widened_not_rounded_again(states, dtype):
+    readout = make_readout(dtype=dtype)
+    lens = exact_logits(readout, states)
+    assert_equals_oracle(read(readout, states), lens, lens[-1])
+
+
+def test_what_does_not_fit_is_refused_by_name(states):
+    readout = make_readout()
+    with pytest.raises(SelectionError, match="target_ids holds"):
+        read(readout, states, target_ids=torch.full((T,), V))
+    with pytest.raises(SelectionError, match="top_k is 0"):
+        read(readout, states, top_k=0)
+    with pytest.raises(SelectionError, match="set 0 is empty"):
+        read(readout, states, sets=((),))
+    with pytest.raises((ShapeError, TypeCheckError)):
+        read(readout, states, final_states=states[-1, :-1])
+    with pytest.raises(ShapeError, match="one vocabulary"):
+        read(readout, states, final_readout=make_readout(d_vocab=V - 1))
