@@ -1,0 +1,74 @@
+"""Read what each layer of a language model predicts, and prove the reading.
+
+import lens
+
+model = lens.load("demo")
+model.logit_lens("The Eiffel Tower is located in the city of")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lens.errors import (
+        CaptureError,
+        CheckpointNotFoundError,
+        ContextLengthError,
+        CorruptCheckpointError,
+        ExportError,
+        IncompleteCheckpointError,
+        LensError,
+        MissingPackageError,
+        PromptError,
+        ProvenanceError,
+        ResultFileError,
+        SelectionError,
+        ShapeError,
+        TokenizerError,
+        UnprovedReadoutError,
+        UnsupportedArchitectureError,
+        UnsupportedModelStateError,
+    )
+    from lens.lenses.predictions import LayerPredictions, Provenance
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "CheckpointNotFoundError",
+    "ContextLengthError",
+    "CorruptCheckpointError",
+    "ExportError",
+    "IncompleteCheckpointError",
+    "LayerPredictions",
+    "LensError",
+    "MissingPackageError",
+    "PromptError",
+    "Provenance",
+    "ProvenanceError",
+    "ResultFileError",
+    "SelectionError",
+    "ShapeError",
+    "TokenizerError",
+    "UnprovedReadoutError",
+    "UnsupportedArchitectureError",
+    "UnsupportedModelStateError",
+]
+
+_HOMES = {
+    "LayerPredictions": "lens.lenses.predictions",
+    "Provenance": "lens.lenses.predictions",
+}
+"""Where a public name lives; every other one is an error class, in `lens.errors`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lens' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "lens.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__"])

@@ -1,0 +1,70 @@
+import pkgutil
+
+import pytest
+
+import lens
+
+PUBLIC = {
+    "CaptureError",
+    "CheckpointNotFoundError",
+    "ContextLengthError",
+    "CorruptCheckpointError",
+    "ExportError",
+    "IncompleteCheckpointError",
+    "LayerPredictions",
+    "LensError",
+    "MissingPackageError",
+    "PromptError",
+    "Provenance",
+    "ProvenanceError",
+    "ResultFileError",
+    "SelectionError",
+    "ShapeError",
+    "TokenizerError",
+    "UnprovedReadoutError",
+    "UnsupportedArchitectureError",
+    "UnsupportedModelStateError",
+}
+"""What users may rely on. A change here is a change of the interface: say so in the changelog."""
+
+
+def modules() -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(lens.__path__)}
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(lens.__all__) == PUBLIC
+    assert len(lens.__all__) == len(PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_resolves_and_is_documented(name: str) -> None:
+    assert getattr(lens, name).__doc__
+    assert name in dir(lens)
+
+
+def test_every_error_class_is_public_and_a_lens_error() -> None:
+    import lens.errors
+
+    classes = {n for n, c in vars(lens.errors).items() if isinstance(c, type)}
+    assert classes <= PUBLIC
+    assert all(issubclass(getattr(lens, name), lens.LensError) for name in classes)
+
+
+def test_no_public_name_is_the_name_of_a_module() -> None:
+    assert modules() & PUBLIC == set()
+
+
+def test_the_check_of_names_sees_the_modules() -> None:
+    assert {"errors", "checkpoint", "lenses", "show", "cli"} <= modules()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'lens' has no attribute 'lode'"):
+        lens.lode  # noqa: B018
+
+
+def test_the_version_is_the_one_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    assert version("tied-lens") == lens.__version__
