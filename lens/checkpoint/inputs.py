@@ -1,4 +1,4 @@
-"""What goes into a model for one forward: ids, mask, positions and, for encoder-decoders, a source."""
+"""What goes into a model for one forward: ids, mask, positions and an encoder's source."""
 
 import inspect
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def refuse_left_padding(inputs: Inputs) -> None:
 
 
 def forward_arguments(model: torch.nn.Module, inputs: Inputs, *, seq2seq: bool) -> dict[str, Any]:
-    """Keyword arguments of the model's own forward for these inputs: no cache, outputs as an object."""
+    """Keyword arguments of the model's own forward: these inputs, no cache, an output object."""
     accepted = inspect.signature(model.forward).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     prefix = "decoder_" if seq2seq else ""

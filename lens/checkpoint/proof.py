@@ -6,6 +6,7 @@ norm did). A random state of several scales excites the norm, the scale and the 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -39,13 +40,14 @@ class Witness:
     """
 
     inputs: Inputs
+    first_state: Float[Tensor, "batch pos d_model"]
     last_state: Float[Tensor, "batch pos d_model"]
     logits: Float[Tensor, "batch pos d_vocab"]
     random_state: Float[Tensor, "batch pos d_model"]
     random_logits: Float[Tensor, "batch pos d_vocab"]
 
     def mismatch(self, readout: Callable[[Tensor], Tensor]) -> str | None:
-        """None where the readout gives both logits bit for bit; else what differs, and by how much."""
+        """None where the readout gives both logits bit for bit; else what differs, and how much."""
         for state, logits, which in (
             (self.last_state, self.logits, "the model's own last state"),
             (self.random_state, self.random_logits, "a random state"),
@@ -158,20 +160,18 @@ def _mixes_rows(direct: DirectReadout, witness: Witness) -> str | None:
     return "the tail mixes positions"
 
 
-def _witness(
-    model: nn.Module, trunk: Trunk, run: Callable[[], Tensor], probe: Inputs
-) -> Witness:
+def _witness(model: nn.Module, trunk: Trunk, run: Callable[[], Tensor], probe: Inputs) -> Witness:
     logits: list[Tensor] = []
-    states = capture(trunk, lambda: logits.append(run()), layers=[trunk.n_layers])
+    states = capture(trunk, lambda: logits.append(run()), layers=[0, trunk.n_layers])
     last = states[trunk.n_layers]
     random = _random_like(last)
     with edited(trunk, model, layer=trunk.n_layers, positions=None, fn=lambda _: random):
         random_logits = run()
-    return Witness(probe, last, logits[0], random, random_logits)
+    return Witness(probe, states[0], last, logits[0], random, random_logits)
 
 
 def _random_like(state: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-    """Normal numbers with the state's spread, from half of it at the first position to four times."""
+    """Normal numbers with the state's spread, half of it at the first position to four times."""
     generator = torch.Generator().manual_seed(_SEED)
     noise = torch.randn(state.shape, generator=generator, dtype=torch.float32)
     scales = torch.linspace(0.5, 4.0, state.shape[1])[None, :, None]
@@ -205,7 +205,7 @@ def _is_causal(model: nn.Module, witness: Witness, arguments: dict[str, object])
     return bool((before - after).abs().max() <= loose * spread)
 
 
-def _probe_inputs(model: nn.Module, *, seq2seq: bool) -> Inputs:
+def _probe_inputs(model: Any, *, seq2seq: bool) -> Inputs:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     weight = getattr(embedding, "weight", None)
     if weight is None:
@@ -227,6 +227,4 @@ def _probe_inputs(model: nn.Module, *, seq2seq: bool) -> Inputs:
         picks = torch.randint(len(usable), (PROBE_BATCH, length), generator=generator)
         return torch.tensor(usable)[picks].to(device)
 
-    return Inputs(
-        ids=_draw(PROBE_POS), source_ids=_draw(PROBE_SOURCE) if seq2seq else None
-    )
+    return Inputs(ids=_draw(PROBE_POS), source_ids=_draw(PROBE_SOURCE) if seq2seq else None)

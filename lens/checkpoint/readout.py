@@ -6,7 +6,7 @@ used only after it has matched the reference on this very model (proof.py).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -93,7 +93,7 @@ class DirectReadout:
     unembedding: Unembedding
     d_model: int
     modules: tuple[torch.nn.Module, ...] = ()
-    kind: ClassVar[str] = "direct"
+    kind: str = "direct"
 
     @property
     def d_vocab(self) -> int:

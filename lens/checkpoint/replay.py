@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,10 @@ _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 
 @contextmanager
 def replaced_blocks(
-    trunk: Trunk, state: Float[Tensor, "batch pos d_model"], *, then: Callable[[Tensor], None] | None
+    trunk: Trunk,
+    state: Float[Tensor, "batch pos d_model"],
+    *,
+    then: Callable[[Tensor], None] | None,
 ) -> Iterator[None]:
     """Within: every block returns `state` without computing. After: forwards and hooks as before.
 
@@ -88,7 +91,7 @@ class ReplayReadout:
     d_vocab: int
     filler: Inputs
     ids_matter: bool = False
-    kind: ClassVar[str] = "replay"
+    kind: str = "replay"
 
     def logits(
         self, states: Float[Tensor, "batch pos d_model"], inputs: Inputs | None = None

@@ -5,7 +5,7 @@ returns. `blocks.3.hook_resid_post` of TransformerLens is layer 4, `blocks.3.hoo
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -106,10 +106,8 @@ def capture(
             raise _EnoughError
 
     with _block_calls(trunk, _before, _after):
-        try:
+        with suppress(_EnoughError):
             run()
-        except _EnoughError:
-            pass
     missing = sorted(wanted - set(states))
     if missing:
         raise CaptureError(

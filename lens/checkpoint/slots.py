@@ -59,8 +59,9 @@ class OutputSlot:
             items = list(output)
             items[int(self.key)] = value
             return items
-        if hasattr(output, "_replace"):
-            return output._replace(**{output._fields[int(self.key)]: value})
+        if isinstance(output, tuple):
+            named: Any = output
+            return named._replace(**{named._fields[int(self.key)]: value})
         return type(output)(**{**dict(output), str(self.key): value})
 
     def alone(self, output: Any, value: Tensor) -> Any:

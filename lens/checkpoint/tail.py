@@ -1,4 +1,4 @@
-"""Compose a direct readout from the recorded tail of a model: its own modules and measured steps."""
+"""Compose a direct readout from the recorded tail of a model: its own modules and steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ class ModulePart:
     slot: int | str
 
     def __call__(self, rows: Tensor) -> Tensor:
+        """The part's result on rows [..., d]."""
         return _called(self.module, self.args, self.kwargs, self.slot, rows)
 
     @property
@@ -57,6 +58,7 @@ class FunctionPart:
     slot: int | str
 
     def __call__(self, rows: Tensor) -> Tensor:
+        """The part's result on rows [..., d]."""
         return _called(self.function, self.args, self.kwargs, self.slot, rows)
 
     @property
@@ -72,6 +74,7 @@ class StepPart:
     step: Step
 
     def __call__(self, rows: Tensor) -> Tensor:
+        """The part's result on rows [..., d]."""
         return self.step.apply(rows)
 
     @property
@@ -112,7 +115,11 @@ def _unembedding(event: Event, source: Tensor, model: nn.Module) -> Unembedding:
     weight, bias = given["weight"], given.get("bias")
     if given["input"] is not source:
         raise UnsupportedArchitectureError("The state enters the vocabulary product as its matrix.")
-    if type(weight) not in (Tensor, nn.Parameter) or weight.is_meta or not weight.is_floating_point():
+    if (
+        type(weight) not in (Tensor, nn.Parameter)
+        or weight.is_meta
+        or not weight.is_floating_point()
+    ):
         raise UnsupportedArchitectureError(
             f"The unembedding is a {type(weight).__name__} on {weight.device}; a plain matrix of "
             "floating-point numbers in memory is needed to multiply by parts of it."

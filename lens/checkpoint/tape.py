@@ -66,9 +66,7 @@ class Tape(TorchFunctionMode):
         """Start recording: `state` has just left the last block."""
         self.state = state
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.state is None:
             return func(*args, **kwargs)
@@ -98,7 +96,7 @@ class Tape(TorchFunctionMode):
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Tape]:
-    """A tape that hears every module and torch function of `model` within; nothing is left behind."""
+    """A tape that hears every module and torch function of `model` within, and leaves nothing."""
     tape = Tape()
     handles = []
     try:
@@ -114,7 +112,7 @@ def recording(model: nn.Module) -> Iterator[Tape]:
 
 @dataclass(frozen=True, eq=False)
 class TailPath:
-    """The steps from the last block's state to the logits, in order, with the product among them."""
+    """The steps from the last block's state to the logits; `product` is the place of W_U's."""
 
     steps: tuple[tuple[Event, Tensor], ...]
     product: int
@@ -171,7 +169,7 @@ def _maker(events: list[Event], tensor: Tensor, before: float) -> Event | None:
 
 
 def _tainted(tape: Tape) -> set[int]:
-    """Ids of all tensors that depend on the state (the tape keeps them alive, so ids are unique)."""
+    """Ids of all tensors that depend on the state; the tape keeps them alive, so ids are unique."""
     tainted = {id(tape.state)}
     for event in sorted(tape.events, key=lambda e: e.ended):
         if any(id(t) in tainted for t in event.inputs()):

@@ -7,6 +7,7 @@ being the state that the next receives. No model name and no config key takes pa
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ def find_trunk(model: nn.Module, run: Any, *, batch: int, pos: int) -> Trunk:
 def _as_stack(container: str, calls: list[_Call]) -> _Stack | None:
     if any(call.ended < 0 for call in calls):
         return None
-    in_sequence = all(a.ended < b.started for a, b in zip(calls, calls[1:], strict=False))
+    in_sequence = all(a.ended < b.started for a, b in pairwise(calls))
     if not in_sequence:
         return None
     pairs = [
@@ -185,7 +186,7 @@ def _as_stack(container: str, calls: list[_Call]) -> _Stack | None:
 
 
 def _chains(calls: list[_Call], out_slot: OutputSlot, in_slot: InputSlot) -> bool:
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in pairwise(calls):
         result, given = _pick(before.results, out_slot), _pick(after.given, in_slot)
         if result is None or given is None or result.shape != given.shape:
             return False

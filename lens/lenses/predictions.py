@@ -170,7 +170,7 @@ class LayerPredictions:
         return heatmap(self, **options)
 
     def save(self, path: str | Path) -> Path:
-        """Write to .json, .csv or .parquet (read back equal) or .html, .png, .svg, .pdf; see `lens.export`.
+        """Write .json, .csv or .parquet (read back equal), or .html, .png, .svg, .pdf.
 
         Raises ExportError; an existing file stays as it was if writing fails.
         """

@@ -1,0 +1,394 @@
+"""A pretrained model, taken apart into a trunk and a proved readout."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lens.checkpoint import prompts, residual
+from lens.checkpoint.fingerprint import fingerprint
+from lens.checkpoint.inputs import Inputs, forward_arguments
+from lens.checkpoint.origin import Origin
+from lens.checkpoint.proof import Proved, take_apart
+from lens.checkpoint.readout import DirectReadout, Readout
+from lens.checkpoint.states import ResidualStates
+from lens.checkpoint.tying import TieReport, input_matrix, output_matrix, report_tie
+from lens.checkpoint.untouched import untouched
+from lens.errors import SelectionError
+
+if TYPE_CHECKING:
+    from lens.lenses.predictions import LayerPredictions
+    from lens.lenses.readings import VectorReadings
+
+LAYER_CONVENTION = "layer l is the state after l blocks; 0 is the embedding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSummary:
+    """What `lens inspect` tells: names, sizes, the tie, the readout and how it was proved."""
+
+    model_id: str
+    revision: str | None
+    model_class: str
+    n_parameters: int
+    n_layers: int
+    d_model: int
+    d_vocab: int
+    n_ctx: int | None
+    dtype: str
+    device: str
+    blocks: str
+    residual_layout: str
+    target: str
+    tie: str
+    tie_detail: str
+    lookup_scale: float | None
+    readout: str
+    readout_steps: str
+    proof: str
+    why_not_direct: str | None
+    tokenizer: str | None
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<16} {text}" for label, text in self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, text) pairs, in the order in which a reader wants them."""
+        scale = "none measurable" if self.lookup_scale is None else f"x {self.lookup_scale:.6g}"
+        rows = [
+            ("model", self.model_id + (f" @ {self.revision}" if self.revision else "")),
+            ("class", f"{self.model_class}, {self.n_parameters:,} parameters"),
+            (
+                "sizes",
+                f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab:,}, "
+                f"context {self.n_ctx or 'unbounded'}, {self.dtype} on {self.device}",
+            ),
+            ("blocks", f"{self.blocks} ({self.residual_layout})"),
+            ("tie", self.tie_detail),
+            ("lookup scale", scale),
+            ("readout", f"{self.readout}: {self.readout_steps}"),
+            ("proof", self.proof),
+            ("scored against", f"the {self.target} token"),
+            ("tokenizer", self.tokenizer or "none: pass token ids"),
+        ]
+        if self.why_not_direct:
+            rows.insert(8, ("not direct", self.why_not_direct))
+        return rows + [("note", note) for note in self.notes]
+
+
+class Checkpoint:
+    """A model, its tokenizer, its trunk and the readout that was proved on it.
+
+    Made by `lens.load`. The model is the user's own object: it is never changed, and every hook
+    is removed before a method returns.
+    """
+
+    def __init__(
+        self, *, model: nn.Module, tokenizer: Any, origin: Origin, proved: Proved, seq2seq: bool
+    ) -> None:
+        self.model: Any = model
+        self.tokenizer = tokenizer
+        self.origin = origin
+        self.trunk = proved.trunk
+        self.readout: Readout = proved.readout
+        self.replay = proved.replay
+        self.causal = proved.causal or seq2seq
+        self.seq2seq = seq2seq
+        self._proved = proved
+
+    @classmethod
+    def from_model(
+        cls, model: nn.Module, *, tokenizer: Any, origin: Origin, readout: Readout | None = None
+    ) -> "Checkpoint":
+        """Take a Hugging Face language model apart and prove a readout of it.
+
+        Raises UnsupportedArchitectureError naming the step that is missing.
+        """
+        seq2seq = bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(
+            model, "get_decoder"
+        )
+        proved = take_apart(model, seq2seq=seq2seq, readout=readout)
+        return cls(model=model, tokenizer=tokenizer, origin=origin, proved=proved, seq2seq=seq2seq)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of block calls; layers run from 0 (embedding) to n_layers (output)."""
+        return self.trunk.n_layers
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual state."""
+        return self.trunk.d_model
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of logits, padding rows included."""
+        return self.replay.d_vocab
+
+    @property
+    def W_E(self) -> Tensor:
+        """The embedding [d_vocab, d], unscaled: the model's own parameter."""
+        return self._matrix(input_matrix(self.model, seq2seq=self.seq2seq), "embedding")
+
+    @property
+    def W_U(self) -> Tensor:
+        """The unembedding [d_vocab, d]: the model's own parameter."""
+        return self._matrix(output_matrix(self.model, self.readout), "unembedding")
+
+    @property
+    def b_U(self) -> Tensor | None:
+        """The bias [d_vocab] of the product with W_U, None where there is none."""
+        if isinstance(self.readout, DirectReadout):
+            return self.readout.unembedding.bias
+        head = self.model.get_output_embeddings()
+        return getattr(head, "bias", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go."""
+        return self._proved.witness.inputs.ids.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the residual states."""
+        return self._proved.witness.last_state.dtype
+
+    @property
+    def target(self) -> Literal["next", "same"]:
+        """Which token a position is scored against: the next (causal) or the same (masked)."""
+        return "next" if self.causal else "same"
+
+    @cached_property
+    def n_ids(self) -> int:
+        """Number of token ids that the lookup takes."""
+        w_e = input_matrix(self.model, seq2seq=self.seq2seq)
+        return self.d_vocab if w_e is None else int(w_e.shape[0])
+
+    @cached_property
+    def n_ctx(self) -> int | None:
+        """Longest prompt in tokens, None where the architecture sets no limit."""
+        return context_length(self.model)
+
+    @cached_property
+    def tie(self) -> TieReport:
+        """Whether W_U is W_E: read from the tensors, with what the config says beside it."""
+        return report_tie(self.model, self.readout, seq2seq=self.seq2seq)
+
+    @cached_property
+    def lookup_scale(self) -> float | None:
+        """The measured factor between a row of W_E and what enters block 0; None if not linear."""
+        return _lookup_scale(self._proved, input_matrix(self.model, seq2seq=self.seq2seq))
+
+    @cached_property
+    def model_hash(self) -> str:
+        """A digest of the embedding, the unembedding and all that stands outside the blocks."""
+        inside = {id(p) for block in self.trunk.distinct_blocks for p in block.parameters()}
+        outside = [p for p in self.model.parameters() if id(p) not in inside]
+        first_of_each = [next(block.parameters()) for block in self.trunk.distinct_blocks]
+        return fingerprint([*outside, *first_of_each])
+
+    def summary(self) -> CheckpointSummary:
+        """Everything that `lens inspect` prints, as one record."""
+        direct = isinstance(self.readout, DirectReadout)
+        layout = self.trunk.layout
+        streams = f", {layout.n_streams} streams" if layout.n_streams > 1 else ""
+        return CheckpointSummary(
+            model_id=self.origin.model_id,
+            revision=self.origin.revision,
+            model_class=type(self.model).__name__,
+            n_parameters=sum(p.numel() for p in self.model.parameters()),
+            n_layers=self.n_layers,
+            d_model=self.d_model,
+            d_vocab=self.d_vocab,
+            n_ctx=self.n_ctx,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            blocks=f"{self.trunk.container} x {self.n_layers}",
+            residual_layout=f"state {layout.axes}{streams}",
+            target=self.target,
+            tie=self.tie.verdict,
+            tie_detail=str(self.tie),
+            lookup_scale=self.lookup_scale,
+            readout=self.readout.kind,
+            readout_steps=self.readout.describe()  # type: ignore[attr-defined]
+            if direct
+            else "the model's own tail",
+            proof=self._proved.statement,
+            why_not_direct=self._proved.why_not_direct,
+            tokenizer=None if self.tokenizer is None else type(self.tokenizer).__name__,
+            notes=self.origin.notes,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Checkpoint({self.origin.model_id}: {type(self.model).__name__}, {self.n_layers} "
+            f"layers, d_model {self.d_model}, d_vocab {self.d_vocab:,}\n"
+            f"  tie: {self.tie}\n"
+            f"  readout: {self.readout.kind}, {self._proved.statement})"
+        )
+
+    @overload
+    def logit_lens(
+        self, prompt: str | Sequence[int] | None = None, **options: Any
+    ) -> "LayerPredictions": ...
+    @overload
+    def logit_lens(
+        self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any
+    ) -> "list[LayerPredictions]": ...
+    def logit_lens(self, prompt: Any = None, **options: Any) -> Any:
+        """What each layer predicts at each position of a prompt, or of each prompt in a list.
+
+        Options are those of `lens.lenses.logit.logit_lens`: layers, positions, top_k, lens,
+        targets, messages, source, truncate.
+        """
+        from lens.lenses.logit import logit_lens
+
+        return logit_lens(self, prompt, **options)
+
+    def residual_states(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        layers: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        source: str | Sequence[int] | None = None,
+        truncate: bool = False,
+    ) -> ResidualStates:
+        """The residual states [layer, pos, d_model] of one prompt, on the device of the last one.
+
+        Errors as in `logit_lens`.
+        """
+        ids = self.ids_of(prompt, truncate=truncate)
+        rows = prompts.resolve(layers, self.n_layers + 1, "layer")
+        columns = prompts.resolve(positions, len(ids), "position")
+        inputs = self.inputs_of([ids], source=source)
+        states = self.capture(inputs, layers=rows, positions=columns)
+        return ResidualStates(
+            states=torch.stack([states[layer][0] for layer in rows]),
+            layers=tuple(rows),
+            input_ids=torch.tensor(ids)[columns],
+            model_id=self.origin.model_id,
+            model_hash=self.model_hash,
+        )
+
+    def read(
+        self,
+        vectors: Tensor | ResidualStates,
+        *,
+        layer: int | None = None,
+        top_k: int = 10,
+        lens: Literal["output", "input"] = "output",
+    ) -> "VectorReadings":
+        """Put any vectors [..., d_model] through the proved readout, as if each were a last state.
+
+        For SAE decoder rows, MLP output weights, steering vectors, saved states. The final norm
+        acts on them, so their length matters only through its epsilon. `layer` picks one layer
+        of ResidualStates. Raises ShapeError, SelectionError, ProvenanceError.
+        """
+        from lens.lenses.readings import read_vectors
+
+        return read_vectors(self, vectors, layer=layer, top_k=top_k, lens=lens)
+
+    def edit(
+        self, layer: int, positions: Sequence[int] | None, fn: residual.Edit
+    ) -> AbstractContextManager[None]:
+        """Within: `fn(states)` stands in place of layer `layer`'s states in every forward.
+
+        `fn` gets [batch, len(positions), d_model], all positions where None. Patches, ablates or
+        steers; the lens then reads what follows, and layer n_layers is the edited model's output.
+
+        >>> with model.edit(3, [-1], lambda states: 0 * states):  # doctest: +SKIP
+        ...     model.logit_lens("The Eiffel Tower is in")
+        """
+        (chosen,) = prompts.resolve([layer], self.n_layers + 1, "layer")
+        return residual.edited(self.trunk, self.model, layer=chosen, positions=positions, fn=fn)
+
+    def ids_of(self, prompt: str | Sequence[int], *, truncate: bool = False) -> list[int]:
+        """The checked ids of a prompt; in an encoder-decoder, after the decoder's start token."""
+        if self.seq2seq:
+            return prompts.decoder_ids(
+                self.tokenizer,
+                prompt,
+                config=self.model.config,
+                n_ids=self.n_ids,
+                n_ctx=self.n_ctx,
+                truncate=truncate,
+            )
+        return prompts.to_ids(
+            self.tokenizer, prompt, d_vocab=self.n_ids, n_ctx=self.n_ctx, truncate=truncate
+        )
+
+    def inputs_of(
+        self, batch: list[list[int]], *, source: str | Sequence[int] | None = None
+    ) -> Inputs:
+        """A right-padded batch on the model's device; an encoder-decoder needs one `source`."""
+        from lens.checkpoint.inputs import pad_right
+
+        pad = getattr(self.model.config, "pad_token_id", None)
+        usable = isinstance(pad, int) and 0 <= pad < self.n_ids
+        inputs = pad_right(batch, pad_id=pad if usable else 0, device=self.device)  # type: ignore[arg-type]
+        if not self.seq2seq:
+            if source is not None:
+                raise SelectionError(
+                    f"{type(self.model).__name__} has no encoder: leave `source` out."
+                )
+            return inputs
+        ids = prompts.source_ids(self.tokenizer, source, n_ids=self.n_ids)
+        tensor = torch.tensor([ids], device=self.device).expand(len(batch), -1)
+        return dataclasses.replace(inputs, source_ids=tensor)
+
+    def capture(
+        self, inputs: Inputs, *, layers: Sequence[int], positions: Sequence[int] | None = None
+    ) -> dict[int, Float[Tensor, "batch pos d_model"]]:
+        """Residual states by layer, of one forward that stops after the last layer asked for."""
+        arguments = forward_arguments(self.model, inputs, seq2seq=self.seq2seq)
+        offloaded = any(p.is_meta for p in self.model.parameters())
+        with untouched(self.model):
+            return residual.capture(
+                self.trunk,
+                lambda: self.model(**arguments),
+                layers=layers,
+                positions=None if positions is None else torch.tensor(list(positions)),
+                # accelerate moves weights out again only when a forward runs to its end.
+                stop_early=not offloaded,
+            )
+
+    def _matrix(self, found: Tensor | None, what: str) -> Tensor:
+        if found is None:
+            raise SelectionError(f"{type(self.model).__name__} holds no {what} matrix.")
+        return found
+
+
+def context_length(model: Any) -> int | None:
+    """Longest prompt that the position scheme takes: the config's number, or the learned rows."""
+    config = model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limits = [getattr(config, "max_position_embeddings", None)]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and "position" in name.rsplit(".", 1)[-1]:
+            # RoBERTa counts positions from padding_idx + 1, so that many rows are never reached.
+            taken = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - taken)
+    known = [n for n in limits if isinstance(n, int) and n > 0]
+    return min(known, default=None)
+
+
+def _lookup_scale(proved: Proved, w_e: Tensor | None) -> float | None:
+    """Two tokens at one position: what is added there cancels, what multiplies the lookup remains."""
+    state = proved.witness.first_state
+    if w_e is None or w_e.is_meta or w_e.shape[-1] != state.shape[-1]:
+        return None
+    ids = proved.witness.inputs.ids.to(w_e.device)
+    rows = (w_e[ids[0]] - w_e[ids[1]]).detach().double().cpu()
+    moved = (state[0] - state[1]).double().cpu()
+    scale = float((rows * moved).sum() / (rows * rows).sum().clamp_min(1e-300))
+    misfit = float((moved - scale * rows).norm() / moved.norm().clamp_min(1e-300))
+    # bf16 rounds the factor and the product to 8 bits each.
+    return scale if misfit < (1e-3 if state.dtype == torch.float32 else 2e-2) else None

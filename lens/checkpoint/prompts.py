@@ -1,0 +1,131 @@
+"""Prompts, as text, chat messages or token ids, to checked lists of ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lens.checkpoint import tokenizing
+from lens.errors import ContextLengthError, PromptError, SelectionError
+
+Prompt = str | Sequence[int]
+
+
+def to_ids(
+    tokenizer: Any, prompt: Prompt, *, d_vocab: int, n_ctx: int | None, truncate: bool
+) -> list[int]:
+    """The token ids of one prompt: text by the tokenizer with its default special tokens.
+
+    Raises PromptError for an empty prompt and ids out of range, ContextLengthError where it is
+    longer than `n_ctx` and `truncate` is False (else its end is cut off), TokenizerError for text
+    without a tokenizer.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizing.encode(tokenizer, prompt, d_vocab=d_vocab)
+    else:
+        ids = [int(i) for i in prompt]
+    return check_ids(ids, d_vocab=d_vocab, n_ctx=n_ctx, truncate=truncate)
+
+
+def check_ids(ids: list[int], *, d_vocab: int, n_ctx: int | None, truncate: bool) -> list[int]:
+    """The same ids, where they can be read; errors as in `to_ids`."""
+    if not ids:
+        raise PromptError("The prompt is empty: no token to read. Pass at least one token.")
+    wrong = [i for i in ids if not 0 <= i < d_vocab]
+    if wrong:
+        raise PromptError(
+            f"Token ids {wrong[:5]} are out of range; this model's embedding has ids 0 to "
+            f"{d_vocab - 1}. Check that the ids come from this model's tokenizer."
+        )
+    if n_ctx is not None and len(ids) > n_ctx:
+        if truncate:
+            return ids[:n_ctx]
+        raise ContextLengthError(
+            f"The prompt has {len(ids)} tokens, {len(ids) - n_ctx} more than the context of "
+            f"{n_ctx}. Shorten it, or pass truncate=True (--truncate) to read the first {n_ctx}."
+        )
+    return ids
+
+
+def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
+    """Indices 0 .. count-1 in the order asked for; negatives count from the end, None is all.
+
+    Raises SelectionError for an index that does not exist or stands twice.
+    """
+    if wanted is None:
+        return list(range(count))
+    wrong = [i for i in wanted if not -count <= i < count]
+    if wrong or not len(wanted):
+        raise SelectionError(
+            f"There is no {what} {', '.join(map(str, wrong)) or 'in an empty list'}; this model or "
+            f"prompt has {what}s 0 to {count - 1} (-1 is the last)."
+        )
+    chosen = [int(i) % count for i in wanted]
+    if len(set(chosen)) < len(chosen):
+        raise SelectionError(f"A {what} was asked for twice: {list(wanted)}.")
+    return chosen
+
+
+def resolve_sets(
+    tokenizer: Any, targets: dict[str, Sequence[str | int]] | None, *, d_vocab: int
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Names and token ids of target sets; each text must be one token.
+
+    Raises SelectionError for a text of several tokens (which are listed) and ids out of range.
+    """
+    names, sets = [], []
+    for name, members in (targets or {}).items():
+        if isinstance(members, str) or not len(members):
+            raise SelectionError(
+                f'Target set {name!r} must be a list of tokens, as in {{"{name}": [" Paris"]}}.'
+            )
+        ids = [_single_token(tokenizer, m) if isinstance(m, str) else int(m) for m in members]
+        wrong = [i for i in ids if not 0 <= i < d_vocab]
+        if wrong:
+            raise SelectionError(
+                f"Target set {name!r} holds ids {wrong} outside the vocabulary (0 to {d_vocab - 1})."
+            )
+        names.append(name)
+        sets.append(tuple(dict.fromkeys(ids)))
+    return tuple(names), tuple(sets)
+
+
+def _single_token(tokenizer: Any, text: str) -> int:
+    ids = tokenizing.encode_bare(tokenizer, text)
+    if len(ids) != 1:
+        pieces = list(tokenizing.token_text(tokenizer, ids).values())
+        raise SelectionError(
+            f"The target {text!r} is {len(ids)} tokens here: {pieces}. A target is one token: take "
+            "the first piece (mind the leading space), or pass an id."
+        )
+    return ids[0]
+
+
+def decoder_ids(
+    tokenizer: Any, prompt: Prompt, *, config: Any, n_ids: int, n_ctx: int | None, truncate: bool
+) -> list[int]:
+    """Ids of an encoder-decoder's decoder: its start token, then the target text as the model
+    was trained on it; ids given as ids are taken as they are.
+
+    Errors as in `to_ids`.
+    """
+    if not isinstance(prompt, str):
+        return check_ids([int(i) for i in prompt], d_vocab=n_ids, n_ctx=n_ctx, truncate=truncate)
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        start = getattr(config, "bos_token_id", None)
+    if start is None:
+        raise PromptError(
+            "The config names no decoder_start_token_id, so target text has no first token. Pass "
+            "the decoder's ids as a list."
+        )
+    ids = [int(start), *tokenizing.encode_target(tokenizer, prompt, d_vocab=n_ids)]
+    return check_ids(ids, d_vocab=n_ids, n_ctx=n_ctx, truncate=truncate)
+
+
+def source_ids(tokenizer: Any, source: Prompt | None, *, n_ids: int) -> list[int]:
+    """Ids for the encoder. Raises PromptError where the source is missing or out of range."""
+    if source is None:
+        raise PromptError(
+            "This model is an encoder-decoder: the prompt goes to its decoder, and its encoder "
+            'needs a text of its own. Pass source="…" (--source).'
+        )
+    return to_ids(tokenizer, source, d_vocab=n_ids, n_ctx=None, truncate=False)

@@ -1,0 +1,218 @@
+"""The logit lens: residual states through the model's own readout (W_U), or through W_E.
+
+Source: nostalgebraist, "interpreting GPT: the logit lens" (2020).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lens.checkpoint import tokenizing
+from lens.checkpoint.checkpoint import LAYER_CONVENTION
+from lens.checkpoint.inputs import Inputs
+from lens.checkpoint.prompts import resolve, resolve_sets
+from lens.checkpoint.readout import DirectReadout, Readout
+from lens.errors import PromptError, SelectionError, UnsupportedArchitectureError
+from lens.lenses.predictions import NO_TOKEN, LayerPredictions, Provenance
+from lens.lenses.projection import Projection, project
+
+if TYPE_CHECKING:
+    from lens.checkpoint.checkpoint import Checkpoint
+
+LensKind = Literal["output", "input"]
+
+
+def logit_lens(
+    checkpoint: "Checkpoint",
+    prompt: Any = None,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    lens: LensKind = "output",
+    targets: Mapping[str, Sequence[str | int]] | None = None,
+    messages: Sequence[Mapping[str, str]] | None = None,
+    source: str | Sequence[int] | None = None,
+    truncate: bool = False,
+) -> LayerPredictions | list[LayerPredictions]:
+    """What each layer predicts at each position of a prompt (or of each prompt of a list).
+
+    `prompt` is text, token ids, or a list of either; `messages` instead go through the chat
+    template. `layers` (0 .. n_layers) and `positions` may count from the end. `lens` "output"
+    reads through W_U, "input" through W_E. `targets` names sets of tokens, {"right": [" Paris"]},
+    whose probability each layer reports. `source` feeds the encoder of an encoder-decoder.
+
+    Numbers are bits; the last layer's row is the model's own prediction. Raises PromptError,
+    ContextLengthError, SelectionError, TokenizerError.
+    """
+    batch, alone = _prompts(checkpoint, prompt, messages, truncate=truncate)
+    rows = resolve(layers, checkpoint.n_layers + 1, "layer")
+    columns = [resolve(positions, len(ids), "position") for ids in batch]
+    if not 1 <= top_k <= checkpoint.d_vocab:
+        raise SelectionError(f"top_k is {top_k}; expected 1 to {checkpoint.d_vocab}.")
+    names, sets = resolve_sets(
+        checkpoint.tokenizer, dict(targets or {}), d_vocab=checkpoint.d_vocab
+    )
+    readout = readout_of(checkpoint, lens)
+    inputs = checkpoint.inputs_of(batch, source=source)
+    states = checkpoint.capture(inputs, layers=sorted({*rows, checkpoint.n_layers}))
+    results = []
+    for index, ids in enumerate(batch):
+        at = torch.tensor(columns[index])
+        final = states[checkpoint.n_layers][index, at]
+        stacked = torch.stack([states[layer][index, at].to(final.device) for layer in rows])
+        own, target = _own_and_target(checkpoint, ids)
+        projection = project(
+            readout,
+            stacked,
+            final_states=final,
+            final_readout=checkpoint.readout,
+            input_ids=own[at],
+            target_ids=target[at],
+            sets=sets,
+            top_k=top_k,
+            replay_inputs=_whole_row(checkpoint, inputs, index, ids, columns[index]),
+        )
+        results.append(
+            _predictions(
+                checkpoint,
+                lens,
+                projection,
+                ids=ids,
+                rows=rows,
+                columns=columns[index],
+                target=target[at],
+                names=names,
+                sets=sets,
+            )
+        )
+    return results[0] if alone else results
+
+
+def readout_of(checkpoint: "Checkpoint", lens: LensKind) -> Readout:
+    """The readout of a lens: the proved one, or the same with W_E in place of W_U.
+
+    Raises UnsupportedArchitectureError where the matrix cannot be exchanged.
+    """
+    if lens == "output":
+        return checkpoint.readout
+    if lens != "input":
+        raise SelectionError(
+            f'There is no {lens!r} lens; there are "output" (W_U) and "input" (W_E).'
+        )
+    if not isinstance(checkpoint.readout, DirectReadout):
+        raise UnsupportedArchitectureError(
+            f"The input lens needs a direct readout, and this one is {checkpoint.readout.kind}: "
+            f'{checkpoint.summary().why_not_direct}. Use lens="output".'
+        )
+    if checkpoint.tie.is_tied:
+        return checkpoint.readout
+    return checkpoint.readout.through(checkpoint.W_E.detach())
+
+
+def provenance(checkpoint: "Checkpoint", lens: LensKind) -> Provenance:
+    """Where a reading of this checkpoint comes from."""
+    notes = checkpoint.origin.notes
+    if lens == "input" and checkpoint.tie.is_tied:
+        notes = (*notes, "W_E is W_U here: the input lens and the output lens are the same")
+    if not checkpoint.trunk.linked:
+        notes = (*notes, "something acts on the state between blocks: layer l is block l's output")
+    if checkpoint.trunk.layout.n_streams > 1:
+        streams = checkpoint.trunk.layout.n_streams
+        notes = (*notes, f"a state holds {streams} streams side by side; the readout merges them")
+    return Provenance(
+        model_id=checkpoint.origin.model_id,
+        revision=checkpoint.origin.revision,
+        model_class=type(checkpoint.model).__name__,
+        model_hash=checkpoint.model_hash,
+        tie=checkpoint.tie.verdict,
+        lens=lens,
+        readout=checkpoint.readout.kind,
+        target=checkpoint.target,
+        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        n_layers=checkpoint.n_layers,
+        d_model=checkpoint.d_model,
+        d_vocab=checkpoint.d_vocab,
+        layer_convention=LAYER_CONVENTION,
+        versions={name: version(name) for name in ("tied-lens", "torch", "transformers")},
+        notes=notes,
+    )
+
+
+def _prompts(
+    checkpoint: "Checkpoint", prompt: Any, messages: Any, *, truncate: bool
+) -> tuple[list[list[int]], bool]:
+    """Checked ids of every prompt, and whether a single one was given."""
+    if (prompt is None) == (messages is None):
+        raise PromptError("Pass one of: a prompt, or messages for the chat template.")
+    if messages is not None:
+        ids = tokenizing.encode_messages(checkpoint.tokenizer, messages)
+        return [checkpoint.ids_of(ids, truncate=truncate)], True
+    if isinstance(prompt, Tensor):
+        prompt = prompt.tolist()
+    several = not isinstance(prompt, str) and any(not isinstance(p, int) for p in prompt)
+    if several:
+        return [checkpoint.ids_of(one, truncate=truncate) for one in prompt], False
+    return [checkpoint.ids_of(prompt, truncate=truncate)], True
+
+
+def _own_and_target(checkpoint: "Checkpoint", ids: list[int]) -> tuple[Tensor, Tensor]:
+    """The token that stands at each position, and the one it is scored against; -1 for none."""
+    own = torch.tensor(ids)
+    if checkpoint.causal:
+        target = torch.cat([own[1:], torch.tensor([NO_TOKEN])])
+    else:
+        target = own.clone()
+        mask = getattr(checkpoint.tokenizer, "mask_token_id", None)
+        if mask is not None:
+            own = torch.where(own == mask, NO_TOKEN, own)
+    for token in (own, target):
+        token[token >= checkpoint.d_vocab] = NO_TOKEN
+    return own, target
+
+
+def _whole_row(
+    checkpoint: "Checkpoint", inputs: Inputs, index: int, ids: list[int], columns: list[int]
+) -> Inputs | None:
+    """The prompt's own inputs, where all of its positions are read in order."""
+    if columns != list(range(len(ids))):
+        return None
+    return inputs.row(index, len(ids))
+
+
+def _predictions(
+    checkpoint: "Checkpoint",
+    lens: LensKind,
+    projection: Projection,
+    *,
+    ids: list[int],
+    rows: list[int],
+    columns: list[int],
+    target: Tensor,
+    names: tuple[str, ...],
+    sets: tuple[tuple[int, ...], ...],
+) -> LayerPredictions:
+    occurring = {*ids, *projection.top_ids.ravel().tolist(), *projection.final_top_ids.tolist()}
+    occurring.update(*sets, target.tolist())
+    occurring.discard(NO_TOKEN)
+    shared = {
+        field.name: getattr(projection, field.name)
+        for field in dataclasses.fields(LayerPredictions)
+        if hasattr(projection, field.name)
+    }
+    return LayerPredictions(
+        **shared,
+        input_ids=np.array(ids, dtype=np.int64),
+        positions=np.array(columns, dtype=np.int64),
+        layers=np.array(rows, dtype=np.int64),
+        target_ids=target.numpy(),
+        vocabulary=tokenizing.token_text(checkpoint.tokenizer, sorted(occurring)),
+        provenance=provenance(checkpoint, lens),
+        set_names=names,
+        set_ids=sets,
+    )
