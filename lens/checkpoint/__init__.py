@@ -1,0 +1,1 @@
+"""One pretrained model, taken apart: loading, trunk, readout, tie."""

@@ -367,7 +367,7 @@ class Checkpoint:
 
 
 def context_length(model: Any) -> int | None:
-    """Longest prompt that the position scheme takes: the config's number, or the learned rows."""
+    """Longest prompt that the position scheme takes: the config's number or the learned rows."""
     config = model.config
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     limits = [getattr(config, "max_position_embeddings", None)]
@@ -381,7 +381,7 @@ def context_length(model: Any) -> int | None:
 
 
 def _lookup_scale(proved: Proved, w_e: Tensor | None) -> float | None:
-    """Two tokens at one position: what is added there cancels, what multiplies the lookup remains."""
+    """Two tokens at one position: what is added there cancels, what multiplies the lookup stays."""
     state = proved.witness.first_state
     if w_e is None or w_e.is_meta or w_e.shape[-1] != state.shape[-1]:
         return None

@@ -46,7 +46,7 @@ def check_ids(ids: list[int], *, d_vocab: int, n_ctx: int | None, truncate: bool
 
 
 def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
-    """Indices 0 .. count-1 in the order asked for; negatives count from the end, None is all.
+    """Indices 0 .. count-1 in the order asked for; negatives count from the end; None: all.
 
     Raises SelectionError for an index that does not exist or stands twice.
     """
@@ -81,7 +81,7 @@ def resolve_sets(
         wrong = [i for i in ids if not 0 <= i < d_vocab]
         if wrong:
             raise SelectionError(
-                f"Target set {name!r} holds ids {wrong} outside the vocabulary (0 to {d_vocab - 1})."
+                f"Target set {name!r} holds ids {wrong}; the vocabulary is 0 to {d_vocab - 1}."
             )
         names.append(name)
         sets.append(tuple(dict.fromkeys(ids)))

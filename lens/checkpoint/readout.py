@@ -52,7 +52,9 @@ class Step:
     def __str__(self) -> str:
         if isinstance(self.value, Tensor):
             return f"{self.kind} [{self.value.shape[-1]}]"
-        return self.kind if self.value is None else f"{self.kind} {self.value:g}"  # type: ignore
+        if isinstance(self.value, int | float):
+            return f"{self.kind} {self.value:g}"
+        return self.kind if self.value is None else f"{self.kind} {self.value}"
 
 
 _APPLY: dict[str, Callable[[Tensor, object], Tensor]] = {

@@ -105,9 +105,8 @@ def capture(
         if stop_early and index + 1 >= max(wanted):
             raise _EnoughError
 
-    with _block_calls(trunk, _before, _after):
-        with suppress(_EnoughError):
-            run()
+    with _block_calls(trunk, _before, _after), suppress(_EnoughError):
+        run()
     missing = sorted(wanted - set(states))
     if missing:
         raise CaptureError(

@@ -171,7 +171,7 @@ def _is_identity(event: Event, source: Tensor) -> bool:
     out = event.output
     if not isinstance(out, Tensor):
         return False
-    if event.is_module or event.name in _IDENTITIES:
+    if event.is_module or event.name in _IDENTITIES or event.name in _CASTS:
         same = out is source or (
             out.shape == source.shape and out.dtype == source.dtype and torch.equal(out, source)
         )
