@@ -1,9 +1,8 @@
 """A pretrained model, taken apart into a trunk and a proved readout."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 
 from lens.checkpoint import prompts, residual
 from lens.checkpoint.fingerprint import fingerprint
+from lens.checkpoint.lookup import context_length, lookup_scale
+from lens.checkpoint.summary import CheckpointSummary
 from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.origin import Origin
 from lens.checkpoint.proof import Proved, take_apart
@@ -27,60 +28,6 @@ if TYPE_CHECKING:
     from lens.lenses.readings import VectorReadings
 
 LAYER_CONVENTION = "layer l is the state after l blocks; 0 is the embedding"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointSummary:
-    """What `lens inspect` tells: names, sizes, the tie, the readout and how it was proved."""
-
-    model_id: str
-    revision: str | None
-    model_class: str
-    n_parameters: int
-    n_layers: int
-    d_model: int
-    d_vocab: int
-    n_ctx: int | None
-    dtype: str
-    device: str
-    blocks: str
-    residual_layout: str
-    target: str
-    tie: str
-    tie_detail: str
-    lookup_scale: float | None
-    readout: str
-    readout_steps: str
-    proof: str
-    why_not_direct: str | None
-    tokenizer: str | None
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{label:<16} {text}" for label, text in self.rows())
-
-    def rows(self) -> list[tuple[str, str]]:
-        """(label, text) pairs, in the order in which a reader wants them."""
-        scale = "none measurable" if self.lookup_scale is None else f"x {self.lookup_scale:.6g}"
-        rows = [
-            ("model", self.model_id + (f" @ {self.revision}" if self.revision else "")),
-            ("class", f"{self.model_class}, {self.n_parameters:,} parameters"),
-            (
-                "sizes",
-                f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab:,}, "
-                f"context {self.n_ctx or 'unbounded'}, {self.dtype} on {self.device}",
-            ),
-            ("blocks", f"{self.blocks} ({self.residual_layout})"),
-            ("tie", self.tie_detail),
-            ("lookup scale", scale),
-            ("readout", f"{self.readout}: {self.readout_steps}"),
-            ("proof", self.proof),
-            ("scored against", f"the {self.target} token"),
-            ("tokenizer", self.tokenizer or "none: pass token ids"),
-        ]
-        if self.why_not_direct:
-            rows.insert(8, ("not direct", self.why_not_direct))
-        return rows + [("note", note) for note in self.notes]
 
 
 class Checkpoint:
@@ -184,7 +131,7 @@ class Checkpoint:
     @cached_property
     def lookup_scale(self) -> float | None:
         """The measured factor between a row of W_E and what enters block 0; None if not linear."""
-        return _lookup_scale(self._proved, input_matrix(self.model, seq2seq=self.seq2seq))
+        return lookup_scale(self._proved, input_matrix(self.model, seq2seq=self.seq2seq))
 
     @cached_property
     def model_hash(self) -> str:
@@ -242,15 +189,43 @@ class Checkpoint:
     def logit_lens(
         self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any
     ) -> "list[LayerPredictions]": ...
-    def logit_lens(self, prompt: Any = None, **options: Any) -> Any:
+    def logit_lens(  # pyright: ignore[reportInconsistentOverload]
+        self,
+        prompt: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        top_k: int = 5,
+        lens: str = "output",
+        targets: Mapping[str, Sequence[str | int]] | None = None,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        source: str | Sequence[int] | None = None,
+        truncate: bool = False,
+    ) -> Any:
         """What each layer predicts at each position of a prompt, or of each prompt in a list.
 
-        Options are those of `lens.lenses.logit.logit_lens`: layers, positions, top_k, lens,
-        targets, messages, source, truncate.
+        `prompt` is text, token ids, or a list of either (then a list comes back); `messages`
+        instead go through the chat template. `layers` (0 the embedding .. n_layers the output) and
+        `positions` may count from the end. `lens` is "output" (through W_U) or "input" (through
+        W_E). `targets` names sets of tokens, {"right": [" Paris"]}, whose probability each layer
+        reports. `source` feeds the encoder of an encoder-decoder. All information is in bits.
+
+        Raises PromptError, ContextLengthError, SelectionError, TokenizerError.
         """
         from lens.lenses.logit import logit_lens
 
-        return logit_lens(self, prompt, **options)
+        return logit_lens(
+            self,
+            prompt,
+            layers=layers,
+            positions=positions,
+            top_k=top_k,
+            lens=lens,
+            targets=targets,
+            messages=messages,
+            source=source,
+            truncate=truncate,
+        )
 
     def residual_states(
         self,
@@ -284,7 +259,7 @@ class Checkpoint:
         *,
         layer: int | None = None,
         top_k: int = 10,
-        lens: Literal["output", "input"] = "output",
+        lens: str = "output",
     ) -> "VectorReadings":
         """Put any vectors [..., d_model] through the proved readout, as if each were a last state.
 
@@ -329,7 +304,9 @@ class Checkpoint:
         self, batch: list[list[int]], *, source: str | Sequence[int] | None = None
     ) -> Inputs:
         """A right-padded batch on the model's device; an encoder-decoder needs one `source`."""
-        from lens.checkpoint.inputs import pad_right
+        from lens.checkpoint.lookup import context_length, lookup_scale
+from lens.checkpoint.summary import CheckpointSummary
+from lens.checkpoint.inputs import pad_right
 
         pad = getattr(self.model.config, "pad_token_id", None)
         usable = isinstance(pad, int) and 0 <= pad < self.n_ids
@@ -364,31 +341,3 @@ class Checkpoint:
         if found is None:
             raise SelectionError(f"{type(self.model).__name__} holds no {what} matrix.")
         return found
-
-
-def context_length(model: Any) -> int | None:
-    """Longest prompt that the position scheme takes: the config's number or the learned rows."""
-    config = model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limits = [getattr(config, "max_position_embeddings", None)]
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and "position" in name.rsplit(".", 1)[-1]:
-            # RoBERTa counts positions from padding_idx + 1, so that many rows are never reached.
-            taken = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - taken)
-    known = [n for n in limits if isinstance(n, int) and n > 0]
-    return min(known, default=None)
-
-
-def _lookup_scale(proved: Proved, w_e: Tensor | None) -> float | None:
-    """Two tokens at one position: what is added there cancels, what multiplies the lookup stays."""
-    state = proved.witness.first_state
-    if w_e is None or w_e.is_meta or w_e.shape[-1] != state.shape[-1]:
-        return None
-    ids = proved.witness.inputs.ids.to(w_e.device)
-    rows = (w_e[ids[0]] - w_e[ids[1]]).detach().double().cpu()
-    moved = (state[0] - state[1]).double().cpu()
-    scale = float((rows * moved).sum() / (rows * rows).sum().clamp_min(1e-300))
-    misfit = float((moved - scale * rows).norm() / moved.norm().clamp_min(1e-300))
-    # bf16 rounds the factor and the product to 8 bits each.
-    return scale if misfit < (1e-3 if state.dtype == torch.float32 else 2e-2) else None

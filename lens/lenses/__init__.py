@@ -1,0 +1,1 @@
+"""State -> distribution over the vocabulary: lenses, projection and their results."""

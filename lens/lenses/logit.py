@@ -6,7 +6,7 @@ Source: nostalgebraist, "interpreting GPT: the logit lens" (2020).
 import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ from lens.lenses.projection import Projection, project
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
-LensKind = Literal["output", "input"]
-
 
 def logit_lens(
     checkpoint: "Checkpoint",
@@ -34,7 +32,7 @@ def logit_lens(
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
-    lens: LensKind = "output",
+    lens: str = "output",
     targets: Mapping[str, Sequence[str | int]] | None = None,
     messages: Sequence[Mapping[str, str]] | None = None,
     source: str | Sequence[int] | None = None,
@@ -94,7 +92,7 @@ def logit_lens(
     return results[0] if alone else results
 
 
-def readout_of(checkpoint: "Checkpoint", lens: LensKind) -> Readout:
+def readout_of(checkpoint: "Checkpoint", lens: str) -> Readout:
     """The readout of a lens: the proved one, or the same with W_E in place of W_U.
 
     Raises UnsupportedArchitectureError where the matrix cannot be exchanged.
@@ -115,7 +113,7 @@ def readout_of(checkpoint: "Checkpoint", lens: LensKind) -> Readout:
     return checkpoint.readout.through(checkpoint.W_E.detach())
 
 
-def provenance(checkpoint: "Checkpoint", lens: LensKind) -> Provenance:
+def provenance(checkpoint: "Checkpoint", lens: str) -> Provenance:
     """Where a reading of this checkpoint comes from."""
     notes = checkpoint.origin.notes
     if lens == "input" and checkpoint.tie.is_tied:
@@ -187,7 +185,7 @@ def _whole_row(
 
 def _predictions(
     checkpoint: "Checkpoint",
-    lens: LensKind,
+    lens: str,
     projection: Projection,
     *,
     ids: list[int],

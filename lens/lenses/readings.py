@@ -12,7 +12,7 @@ from torch import Tensor
 from lens.checkpoint import tokenizing
 from lens.checkpoint.states import ResidualStates
 from lens.errors import ProvenanceError, SelectionError, ShapeError
-from lens.lenses.logit import LensKind, provenance, readout_of
+from lens.lenses.logit import provenance, readout_of
 from lens.lenses.predictions import NO_TOKEN, Provenance
 from lens.lenses.projection import project
 
@@ -71,7 +71,7 @@ def read_vectors(
     *,
     layer: int | None = None,
     top_k: int = 10,
-    lens: LensKind = "output",
+    lens: str = "output",
 ) -> VectorReadings:
     """Read vectors [..., d_model] through the checkpoint's proved readout.
 

@@ -1,0 +1,1 @@
+"""Numbers: metric definitions, profiles, comparisons."""
