@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from lens.checkpoint import prompts, residual
 from lens.checkpoint.fingerprint import fingerprint
+from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
 from lens.checkpoint.lookup import context_length, lookup_scale
-from lens.checkpoint.summary import CheckpointSummary
-from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.origin import Origin
 from lens.checkpoint.proof import Proved, take_apart
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.checkpoint.states import ResidualStates
+from lens.checkpoint.summary import CheckpointSummary
 from lens.checkpoint.tying import TieReport, input_matrix, output_matrix, report_tie
 from lens.checkpoint.untouched import untouched
 from lens.errors import SelectionError
@@ -304,10 +304,6 @@ class Checkpoint:
         self, batch: list[list[int]], *, source: str | Sequence[int] | None = None
     ) -> Inputs:
         """A right-padded batch on the model's device; an encoder-decoder needs one `source`."""
-        from lens.checkpoint.lookup import context_length, lookup_scale
-from lens.checkpoint.summary import CheckpointSummary
-from lens.checkpoint.inputs import pad_right
-
         pad = getattr(self.model.config, "pad_token_id", None)
         usable = isinstance(pad, int) and 0 <= pad < self.n_ids
         inputs = pad_right(batch, pad_id=pad if usable else 0, device=self.device)  # type: ignore[arg-type]
