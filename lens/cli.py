@@ -1,0 +1,168 @@
+"""The `lens` command: exit code 0 is good, 1 a failed check or an error, 2 a wrong call."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lens import __version__
+from lens import cli_options as options
+from lens.cli_errors import Command, exit_code
+from lens.cli_files import made, require_folder, require_output
+from lens.cli_text import messages_from, numbers_from, prompt_from, sets_from, text_from
+
+app = typer.Typer(
+    name="lens",
+    help="Read what a language model predicts at each of its layers.",
+    epilog="Exit codes: 0 good, 1 an error or a failed check, 2 a wrong call.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+DEMO_PROMPT = "The Eiffel Tower is located in the city of"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command with these arguments (the process's own where None); gives the exit code."""
+    return exit_code(lambda: app(arguments, prog_name="lens"))
+
+
+def _version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"lens {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def _lens(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(cls=Command, short_help="Try it: load a model, read a prompt, draw it.")
+def demo(output: options.Folder = Path("lens-demo"), debug: options.Debug = False) -> None:
+    """Load a real pretrained model without a hub, read one prompt and draw its heatmap."""
+    from lens.cli_tables import emit, predictions_table, working
+
+    require_folder(output)
+    checkpoint = _load("demo")
+    emit(repr(checkpoint))
+    emit(f"\nlens run demo {DEMO_PROMPT!r}")
+    with working("Reading the prompt"):
+        predictions = checkpoint.logit_lens(DEMO_PROMPT)
+    emit(predictions_table(predictions.select(positions=[len(predictions.input_ids) - 1])))
+    with working("Drawing the heatmap"), made(output):
+        written = predictions.save(output / "heatmap.html")
+    emit(f"The heatmap of all positions: {written.resolve()}")
+
+
+@app.command(cls=Command, short_help="Sizes, tie and readout of a checkpoint.")
+def inspect(
+    model: options.Model,
+    revision: options.Revision = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    no_cache: options.NoCache = False,
+    trust_remote_code: options.Trust = False,
+    debug: options.Debug = False,
+) -> None:
+    """Tell a checkpoint's sizes, whether it is tied, and how its readout was proved."""
+    from lens.cli_tables import emit, summary_table
+
+    checkpoint = _load(
+        model,
+        revision=revision,
+        device=device,
+        dtype=dtype,
+        cache=not no_cache,
+        trust_remote_code=trust_remote_code,
+    )
+    emit(summary_table(checkpoint.summary().rows()))
+
+
+@app.command(cls=Command, short_help="Read one prompt: a table, a heatmap or a file.")
+def run(
+    model: options.Model,
+    text: options.Text = None,
+    output: options.Output = None,
+    top_k: options.TopK = 5,
+    layers: options.Layers = None,
+    positions: options.Positions = None,
+    readout: options.Readout = "output",
+    target: options.Target = None,
+    colour: options.ColourOf = "probability",
+    ids: options.Ids = None,
+    messages: options.Messages = None,
+    source: options.Source = None,
+    truncate: options.Truncate = False,
+    revision: options.Revision = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    no_cache: options.NoCache = False,
+    trust_remote_code: options.Trust = False,
+    debug: options.Debug = False,
+) -> None:
+    """Read one prompt with the logit lens: a table, or a heatmap or data file with -o."""
+    prompt = prompt_from(text, ids, messages)
+    asked = numbers_from(positions, "--positions")
+    reading: dict[str, Any] = {
+        "messages": messages_from(messages),
+        "layers": numbers_from(layers, "--layers"),
+        "positions": [-1] if asked is None and output is None else asked,
+        "source": text_from(source, "--source"),
+        "targets": sets_from(target),
+        "top_k": top_k,
+        "lens": readout,
+        "truncate": truncate,
+    }
+    if output is not None:
+        require_output(output)
+    checkpoint = _load(
+        model,
+        revision=revision,
+        device=device,
+        dtype=dtype,
+        cache=not no_cache,
+        trust_remote_code=trust_remote_code,
+    )
+    _read(checkpoint, prompt, reading, output=output, colour=colour)
+
+
+def _read(
+    checkpoint: Any, prompt: Any, reading: dict[str, Any], *, output: Path | None, colour: str
+) -> None:
+    """Read the prompt; print a table, or write the file and say so."""
+    from lens.cli_tables import emit, predictions_table, working
+
+    with working("Reading the prompt"):
+        predictions = checkpoint.logit_lens(prompt, **reading)
+    if output is None:
+        emit(predictions_table(predictions))
+        return
+    from lens.show.export import export
+
+    with working(f"Writing {output.name}"):
+        export(predictions, output, colour=colour)
+    emit(f"Wrote {output}")
+
+
+def _load(model: str, **how: Any) -> Any:
+    """The checkpoint; the libraries keep quiet, because lens says itself what goes wrong."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from lens.cli_tables import working
+
+    with working(f"Loading {model}"):
+        import transformers
+
+        import lens
+
+        transformers.utils.logging.disable_progress_bar()
+        return lens.load(model, **how)

@@ -1,0 +1,123 @@
+"""In the test run a wrong shape is an error in every module that takes arrays."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+
+PACKAGE = Path(__file__).parents[2] / "lens"
+ARRAY = re.compile(r"^(Float|Int|Bool|Shaped)\[")
+
+NOBODY = None
+READOUT = "checkpoint.readout.DirectReadout"
+RESULT = "lenses.predictions.LayerPredictions"
+"""Stand for an empty object of the class: enough for the check, which comes before the body."""
+
+ROW = np.zeros(3)
+CELLS = np.zeros((2, 3))
+FLAT = torch.zeros(3)
+CUBE = torch.zeros(2, 3, 4)
+
+TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
+    "checkpoint.proof": ("_random_like", "state", (FLAT,), (CUBE,)),
+    "checkpoint.readout": (
+        "DirectReadout.prepare",
+        "states",
+        (NOBODY, torch.zeros(())),
+        (NOBODY, FLAT),
+    ),
+    "checkpoint.replay": ("ReplayReadout.logits", "states", (NOBODY, FLAT), (NOBODY, CUBE)),
+    "checkpoint.trunk": ("Layout.native", "state", (NOBODY, FLAT), (NOBODY, CUBE)),
+    "checkpoint.tying": ("max_abs_difference", "b", (CUBE[0], CUBE[:, 0]), (CUBE[0], CUBE[0])),
+    "lenses.chunks": ("DirectRows.chosen", "ids", (NOBODY, CUBE), (NOBODY, FLAT.long())),
+    "lenses.projection": ("project", "states", (READOUT, FLAT), (READOUT, CUBE)),
+    "lenses.reduction": ("TorchReduction.update", "lens", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE)),
+    "lenses.tiles": ("VocabularyTiles.tile", "rows", (NOBODY, FLAT), (NOBODY, CUBE[0])),
+    "measuring.metrics": (
+        "kl_bits",
+        "lens",
+        (CELLS, CELLS[:, :2]),
+        (CELLS, CELLS),
+    ),
+    "show.cells": ("dark_cells", "shade", (ROW,), (CELLS,)),
+    "show.finding": ("_of_all", "rows", (RESULT, CELLS.astype(int)), (RESULT, ROW.astype(int))),
+    "show.strip": ("_mean", "values", (ROW,), (CELLS,)),
+}
+"""Module: a function of it, the parameter, arguments with a wrong shape and with a right one."""
+
+
+def takers() -> set[str]:
+    """The modules that hold a function with an array parameter."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef) or unchecked(node):
+                continue
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            notes = [ast.unparse(a.annotation) for a in arguments if a.annotation]
+            if any(map(ARRAY.match, notes)):
+                found.add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    return found
+
+
+def unchecked(node: ast.FunctionDef) -> bool:
+    return any("no_type_check" in ast.unparse(mark) for mark in node.decorator_list)
+
+
+def function_of(module: str) -> Callable[..., Any]:
+    value: Any = import_module(f"lens.{module}")
+    for name in TABLE[module][0].split("."):
+        value = getattr(value, name)
+    return value
+
+
+def filled(argument: Any) -> Any:
+    if not isinstance(argument, str):
+        return argument
+    module, _, name = argument.rpartition(".")
+    return object.__new__(getattr(import_module(f"lens.{module}"), name))
+
+
+def call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Call with these arguments, and None for the required ones that are not among them."""
+    parameters = inspect.signature(function).parameters.values()
+    given = dict(zip((p.name for p in parameters), map(filled, arguments), strict=False))
+    missing = {p.name: None for p in parameters if p.default is p.empty and p.name not in given}
+    function(**given, **missing)
+
+
+def blamed(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    """The parameter that the type check complains of, empty where it finds no fault."""
+    try:
+        call(function, arguments)
+    except jaxtyping.TypeCheckError as error:
+        found = re.search(r"parameter '(\w+)'", str(error))
+        return found.group(1) if found else str(error)
+    except Exception:  # past the check, in the body: these are no real objects
+        return ""
+    return ""
+
+
+def test_every_module_that_takes_arrays_stands_in_the_table() -> None:
+    assert takers() == set(TABLE)
+
+
+@pytest.mark.parametrize("module", sorted(TABLE))
+def test_a_wrong_shape_is_an_error_and_a_right_one_is_not(module: str) -> None:
+    _, parameter, wrong, right = TABLE[module]
+    assert blamed(function_of(module), wrong) == parameter
+    assert blamed(function_of(module), right) != parameter
+
+
+def test_without_the_hook_a_wrong_shape_passes() -> None:
+    space: dict[str, Any] = {"Float": jaxtyping.Float, "np": np}
+    exec('def f(a: Float[np.ndarray, "layer pos"]): return a', space)
+    assert blamed(space["f"], (ROW,)) == ""

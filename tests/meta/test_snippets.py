@@ -1,0 +1,95 @@
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snippets import NOT_RUN, alike, blocks, run_page
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HUB_ID = re.compile(r"""lens\.load\(\s*["'](?!demo["'])""")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_python_of_a_page_runs_and_prints_what_it_says(
+    path: Path,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if any(block.language == "python" and block.mark != NOT_RUN for block in blocks(path)):
+        request.getfixturevalue("gemma3")
+    monkeypatch.chdir(tmp_path)
+    wanted = [b for b in blocks(path) if b.language == "python" and b.mark != NOT_RUN]
+    assert run_page(path) == len(wanted)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_hub_ids_stand_only_in_blocks_that_are_not_run(path: Path) -> None:
+    run = [b for b in blocks(path) if b.language == "python" and b.mark != NOT_RUN]
+    assert [str(block) for block in run if HUB_ID.search(block.body)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_commands_of_a_page_exist_with_their_options(path: Path) -> None:
+    assert [fault for b in blocks(path) if b.language == "bash" for fault in faults(b.body)] == []
+
+
+def faults(script: str) -> list[str]:
+    """Calls of `lens` with a command or an option that there is not."""
+    from typer.main import get_command
+
+    from lens.cli import app
+
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    found = []
+    for call in re.split(r"&&|\||\n", script.replace("\\\n", " ")):
+        words = shlex.split(call, comments=True)
+        if not words or words[0] != "lens":
+            continue
+        command = commands.get(words[1]) if len(words) > 1 else None
+        if command is None:
+            found.append(call.strip())
+            continue
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        options = [w.partition("=")[0] for w in words[2:] if re.match(r"--?[a-z]", w)]
+        found += [f"{call.strip()}: {option}" for option in options if option not in known]
+    return found
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["lens look demo", "lens run demo text --topk 3", "ls && lens demo --out x", "lens run -x 1"],
+)
+def test_a_command_that_does_not_exist_is_seen(script: str) -> None:
+    assert len(faults(script)) == 1
+
+
+def page(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    return path
+
+
+def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_page(page(tmp_path, "# x\n\n```python\n1 / 0\n```\n"))
+
+
+def test_a_block_marked_as_not_run_is_not_run(tmp_path: Path) -> None:
+    text = "<!-- not run -->\n```python\n1 / 0\n```\n\n```python\n1\n```\n"
+    assert run_page(page(tmp_path, text)) == 1
+
+
+def test_a_false_output_is_seen(tmp_path: Path) -> None:
+    text = "```python\na = 1.50\na\n```\n\n<!-- prints -->\n```text\n{}\n```\n"
+    assert run_page(page(tmp_path, text.format("1.51"))) == 1
+    with pytest.raises(AssertionError, match="not what was printed"):
+        run_page(page(tmp_path, text.format("1.53")))
+
+
+@pytest.mark.parametrize(("shown", "printed"), [("a 1.0", "b 1.0"), ("1.0", "1"), ("1", "2")])
+def test_other_words_or_whole_numbers_are_not_alike(shown: str, printed: str) -> None:
+    assert not alike(shown, printed)
+    assert alike(shown, shown)
