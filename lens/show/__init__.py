@@ -1,0 +1,1 @@
+"""Results become pictures and files; numbers in, no torch."""

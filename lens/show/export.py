@@ -1,0 +1,95 @@
+"""A result into a file, by extension, whole or not at all."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lens.errors import ExportError
+from lens.lenses.predictions import LayerPredictions
+from lens.show.frames import predictions_to_frame
+from lens.show.heatmap import heatmap
+from lens.show.page import page
+from lens.show.pictures import picture
+from lens.show.tables import read_predictions, write_csv, write_json, write_parquet
+
+__all__ = ["export", "predictions_to_frame", "read_predictions"]
+
+
+def export(result: Any, path: str | Path) -> Path:
+    """Write a result to `path`, in the format that its extension names, and return the path.
+
+    .json, .csv and .parquet read back equal with `lens.read_predictions`; .html is one page that
+    needs no network; .png, .svg and .pdf are pictures of the whole heatmap. The file appears
+    whole: it is written under another name in the same folder and then renamed, so a failure
+    leaves nothing behind and an existing file as it was.
+
+    Raises ExportError for an unknown extension, a result of another kind or a place that cannot
+    be written; MissingPackageError where a picture lacks kaleido or a browser.
+
+    Example: `lens.export(model.logit_lens("The Eiffel Tower"), "heatmap.html")`.
+    """
+    path = Path(path)
+    write = WRITERS.get(path.suffix.lower())
+    if write is None:
+        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
+        raise ExportError(f"{path} has {found}; export writes {', '.join(WRITERS)}.")
+    if not isinstance(result, LayerPredictions):
+        raise ExportError(
+            f"export writes LayerPredictions, as logit_lens returns them; "
+            f"it was given {type(result).__name__}."
+        )
+    target = Path(os.path.realpath(path))  # through a link: the file changes, the link stays
+    _require_writable(target, path)
+    partial = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.partial")
+    try:
+        _create(partial)
+        write(result, partial)
+        if target.exists():
+            shutil.copymode(target, partial)
+        partial.replace(target)
+    except OSError as error:
+        raise ExportError(
+            f"Cannot write {path}: {error.strerror or error}. Choose another place."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _write_html(result: LayerPredictions, path: Path) -> None:
+    path.write_text(page(result), encoding="utf-8")
+
+
+def _write_picture(kind: str) -> Callable[[LayerPredictions, Path], None]:
+    def write(result: LayerPredictions, path: Path) -> None:
+        path.write_bytes(picture(heatmap(result, max_width_px=None), kind))
+
+    return write
+
+
+WRITERS: Mapping[str, Callable[[LayerPredictions, Path], None]] = {
+    ".html": _write_html,
+    ".json": write_json,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+    ".png": _write_picture("png"),
+    ".svg": _write_picture("svg"),
+    ".pdf": _write_picture("pdf"),
+}
+
+
+def _require_writable(target: Path, path: Path) -> None:
+    if target.is_dir():
+        raise ExportError(f"{path} is a folder; give the name of a file in it.")
+    if not target.parent.is_dir():
+        raise ExportError(f"There is no folder {path.parent}: make it first, or choose another.")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise ExportError(f"{path} is write-protected; choose another name or lift the protection.")
+
+
+def _create(partial: Path) -> None:
+    """An empty file with the permissions that the user's umask gives."""
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

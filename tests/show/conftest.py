@@ -1,0 +1,70 @@
+"""One Chromium for the whole run; with CI=true its absence fails instead of skipping."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.show.made import made
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+def chromium():
+    """Where the system's Chromium is; skips, or fails under CI, where there is none."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+    if Path(found).exists():
+        return found
+    message = "Chromium is not installed: apt install chromium"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    return pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    path = chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        launched = play.chromium.launch(executable_path=path, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """A function that opens HTML text in a fresh page; it records requests, errors and dialogs."""
+    pages = []
+
+    def open_(html, *, ready="html[data-ready=yes]", width=1280, **context):
+        path = tmp_path / f"page{len(pages)}.html"
+        path.write_text(html, encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, **context)
+        pages.append(page)
+        page.requests, page.faults = [], []
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.on("pageerror", lambda error: page.faults.append(str(error)))
+        page.on("dialog", lambda dialog: page.faults.append(f"dialog {dialog.message}"))
+        page.goto(path.as_uri())
+        if ready:
+            page.wait_for_selector(ready, timeout=60_000)
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def small():
+    """12 tokens, 13 layers, awkward tokens among them."""
+    return made()
