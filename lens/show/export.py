@@ -18,11 +18,12 @@ from lens.show.tables import read_predictions, write_csv, write_json, write_parq
 __all__ = ["export", "predictions_to_frame", "read_predictions"]
 
 
-def export(result: Any, path: str | Path) -> Path:
+def export(result: Any, path: str | Path, *, colour: str = "probability") -> Path:
     """Write a result to `path`, in the format that its extension names, and return the path.
 
     .json, .csv and .parquet read back equal with `lens.read_predictions`; .html is one page that
-    needs no network; .png, .svg and .pdf are pictures of the whole heatmap. The file appears
+    needs no network; .png, .svg and .pdf are pictures of the whole heatmap. `colour` says what
+    the cells of a page or a picture are coloured by, as in `lens.heatmap`. The file appears
     whole: it is written under another name in the same folder and then renamed, so a failure
     leaves nothing behind and an existing file as it was.
 
@@ -32,21 +33,17 @@ def export(result: Any, path: str | Path) -> Path:
     Example: `lens.export(model.logit_lens("The Eiffel Tower"), "heatmap.html")`.
     """
     path = Path(path)
-    write = WRITERS.get(path.suffix.lower())
-    if write is None:
-        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
-        raise ExportError(f"{path} has {found}; export writes {', '.join(WRITERS)}.")
+    require_exportable(path)
     if not isinstance(result, LayerPredictions):
         raise ExportError(
             f"export writes LayerPredictions, as logit_lens returns them; "
             f"it was given {type(result).__name__}."
         )
     target = Path(os.path.realpath(path))  # through a link: the file changes, the link stays
-    _require_writable(target, path)
-    partial = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.partial")
+    partial = _partial(target)
     try:
         _create(partial)
-        write(result, partial)
+        WRITERS[path.suffix.lower()](result, partial, colour)
         if target.exists():
             shutil.copymode(target, partial)
         partial.replace(target)
@@ -59,22 +56,51 @@ def export(result: Any, path: str | Path) -> Path:
     return path
 
 
-def _write_html(result: LayerPredictions, path: Path) -> None:
-    path.write_text(page(result), encoding="utf-8")
+def require_exportable(path: Path) -> None:
+    """Raise ExportError where `export` could not write `path`: extension, folder or permission.
+
+    To be asked before the work whose result is to be written; it leaves nothing behind.
+    """
+    if path.suffix.lower() not in WRITERS:
+        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
+        raise ExportError(f"{path} has {found}; export writes {', '.join(WRITERS)}.")
+    target = Path(os.path.realpath(path))
+    _require_writable(target, path)
+    attempt = _partial(target)
+    try:
+        # Only the attempt tells: permissions do not know of read-only file systems.
+        _create(attempt)
+    except OSError as error:
+        raise ExportError(
+            f"Cannot write {path}: {error.strerror or error}. Choose another place."
+        ) from error
+    finally:
+        attempt.unlink(missing_ok=True)
 
 
-def _write_picture(kind: str) -> Callable[[LayerPredictions, Path], None]:
-    def write(result: LayerPredictions, path: Path) -> None:
-        path.write_bytes(picture(heatmap(result, max_width_px=None), kind))
+Writer = Callable[[LayerPredictions, Path, str], None]
+
+
+def _write_html(result: LayerPredictions, path: Path, colour: str) -> None:
+    path.write_text(page(result, colour=colour), encoding="utf-8")
+
+
+def _write_picture(kind: str) -> Writer:
+    def write(result: LayerPredictions, path: Path, colour: str) -> None:
+        path.write_bytes(picture(heatmap(result, colour=colour, max_width_px=None), kind))
 
     return write
 
 
-WRITERS: Mapping[str, Callable[[LayerPredictions, Path], None]] = {
+def _numbers_alone(write: Callable[[LayerPredictions, Path], None]) -> Writer:
+    return lambda result, path, colour: write(result, path)
+
+
+WRITERS: Mapping[str, Writer] = {
     ".html": _write_html,
-    ".json": write_json,
-    ".csv": write_csv,
-    ".parquet": write_parquet,
+    ".json": _numbers_alone(write_json),
+    ".csv": _numbers_alone(write_csv),
+    ".parquet": _numbers_alone(write_parquet),
     ".png": _write_picture("png"),
     ".svg": _write_picture("svg"),
     ".pdf": _write_picture("pdf"),
@@ -88,6 +114,10 @@ def _require_writable(target: Path, path: Path) -> None:
         raise ExportError(f"There is no folder {path.parent}: make it first, or choose another.")
     if target.exists() and not os.access(target, os.W_OK):
         raise ExportError(f"{path} is write-protected; choose another name or lift the protection.")
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.partial")
 
 
 def _create(partial: Path) -> None:

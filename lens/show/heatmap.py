@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {"displaylogo": False, "doubleClick": "reset", "scrollZ
 def heatmap(
     predictions: LayerPredictions,
     *,
-    colour: Literal["probability", "entropy", "kl", "rank"] = "probability",
+    colour: str = "probability",
     title: str | None = None,
     max_width_px: int | None = 1400,
 ) -> go.Figure:

@@ -20,7 +20,7 @@ MOST_PROMPT_TOKENS = 600
 _TOP_PX, _BOTTOM_PX = 64, 62
 
 
-def page(predictions: LayerPredictions) -> str:
+def page(predictions: LayerPredictions, *, colour: str = "probability") -> str:
     """A whole HTML document: the finding, the live heatmap, what its marks mean, its source.
 
     The map shows as many columns as the window holds; a scroll bar beneath it, the wheel and
@@ -36,15 +36,15 @@ def page(predictions: LayerPredictions) -> str:
         facts=_facts(predictions),
         table=prediction_table(predictions),
         plotly=get_plotlyjs(),
-        data=_in_script(_figure_json(predictions)),
+        data=_in_script(_figure_json(predictions, colour)),
     )
 
 
-def _figure_json(predictions: LayerPredictions) -> str:
+def _figure_json(predictions: LayerPredictions, colour: str) -> str:
     """The figure without its words, and the sizes that the page fits to the window."""
     means = layer_means(predictions)
     frame = measured(predictions, means, title="", max_width_px=1240)
-    figure = heatmap(predictions, title="", max_width_px=1240)
+    figure = heatmap(predictions, colour=colour, title="", max_width_px=1240)
     figure.update_layout(
         title=None,
         margin={"t": _TOP_PX, "b": _BOTTOM_PX},

@@ -179,7 +179,7 @@ def test_a_failure_midway_leaves_nothing_and_keeps_the_old_file(
     if before:
         path.write_text(before)
 
-    def halfway(result, partial):
+    def halfway(result, partial, colour):
         partial.write_text("half")
         raise fault("stop")
 
