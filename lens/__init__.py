@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lens.checkpoint.checkpoint import Checkpoint
+    from lens.checkpoint.states import load_states, save_states
     from lens.errors import (
         CaptureError,
         CheckpointNotFoundError,
@@ -30,11 +32,15 @@ if TYPE_CHECKING:
         UnsupportedModelStateError,
     )
     from lens.lenses.predictions import LayerPredictions, Provenance
+    from lens.show.export import export
+    from lens.show.heatmap import heatmap
+    from lens.show.tables import read_predictions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "Checkpoint",
     "CheckpointNotFoundError",
     "ContextLengthError",
     "CorruptCheckpointError",
@@ -53,11 +59,22 @@ __all__ = [
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",
+    "export",
+    "heatmap",
+    "load_states",
+    "read_predictions",
+    "save_states",
 ]
 
 _HOMES = {
+    "Checkpoint": "lens.checkpoint.checkpoint",
     "LayerPredictions": "lens.lenses.predictions",
     "Provenance": "lens.lenses.predictions",
+    "export": "lens.show.export",
+    "heatmap": "lens.show.heatmap",
+    "load_states": "lens.checkpoint.states",
+    "read_predictions": "lens.show.tables",
+    "save_states": "lens.checkpoint.states",
 }
 """Where a public name lives; every other one is an error class, in `lens.errors`."""
 

@@ -9,7 +9,7 @@ import typer
 from lens import __version__
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
-from lens.cli_files import made, require_folder, require_output
+from lens.cli_files import made, require_folder
 from lens.cli_text import messages_from, numbers_from, prompt_from, sets_from, text_from
 
 app = typer.Typer(
@@ -124,7 +124,9 @@ def run(
         "truncate": truncate,
     }
     if output is not None:
-        require_output(output)
+        from lens.show.export import require_exportable
+
+        require_exportable(output)
     checkpoint = _load(
         model,
         revision=revision,

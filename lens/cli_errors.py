@@ -21,7 +21,7 @@ INTERRUPTED = 130
 class Command(TyperCommand):
     """A command whose errors are one line; with --debug the traceback stands before it."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the command; an error becomes exit code 1."""
         try:
             return super().invoke(ctx)
@@ -45,6 +45,8 @@ def exit_code(command: Callable[[], Any]) -> int:
             command()
             code = 0
         except SystemExit as stop:
+            if isinstance(stop.__context__, BrokenPipeError):
+                raise stop.__context__ from None
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except KeyboardInterrupt:
             code = INTERRUPTED

@@ -1,28 +1,11 @@
-"""Output files of the command: refused before a model is loaded, not after."""
+"""A folder for output: refused before a model is loaded, and not left behind empty."""
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from lens.errors import ExportError
-
-
-def require_output(path: Path) -> None:
-    """Raise ExportError where `path` could not be written: extension, folder, permission."""
-    from lens.show.export import WRITERS
-
-    if path.suffix.lower() not in WRITERS:
-        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
-        raise ExportError(f"{path} has {found}; -o writes {', '.join(WRITERS)}.")
-    if path.is_dir():
-        raise ExportError(f"{path} is a folder; give the name of a file in it.")
-    if not path.parent.is_dir():
-        raise ExportError(f"There is no folder {path.parent}: make it first, or choose another.")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise ExportError(f"{path} is write-protected; choose another name or lift the protection.")
-    _require_room(path.parent)
 
 
 def require_folder(folder: Path) -> None:

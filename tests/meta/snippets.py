@@ -12,7 +12,8 @@ NOT_RUN = "<!-- not run -->"
 PRINTS = "<!-- prints -->"
 
 FENCE = re.compile(
-    r"(?P<mark><!--[^\n]*-->)?\n*^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```$",
+    r"(?P<mark><!--[^\n]*-->)?\n*"
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 NUMBER = re.compile(r"\d+\.\d+")

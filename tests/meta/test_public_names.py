@@ -6,6 +6,7 @@ import lens
 
 PUBLIC = {
     "CaptureError",
+    "Checkpoint",
     "CheckpointNotFoundError",
     "ContextLengthError",
     "CorruptCheckpointError",
@@ -24,6 +25,11 @@ PUBLIC = {
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",
+    "export",
+    "heatmap",
+    "load_states",
+    "read_predictions",
+    "save_states",
 }
 """What users may rely on. A change here is a change of the interface: say so in the changelog."""
 
