@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
     from lens.checkpoint.states import load_states, save_states
+    from lens.corpus import Corpus, Document, read_corpus
     from lens.errors import (
         CaptureError,
         CheckpointNotFoundError,
         ContextLengthError,
+        CorpusError,
         CorruptCheckpointError,
         ExportError,
         IncompleteCheckpointError,
@@ -43,7 +45,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointNotFoundError",
     "ContextLengthError",
+    "Corpus",
+    "CorpusError",
     "CorruptCheckpointError",
+    "Document",
     "ExportError",
     "IncompleteCheckpointError",
     "LayerPredictions",
@@ -62,17 +67,21 @@ __all__ = [
     "export",
     "heatmap",
     "load_states",
+    "read_corpus",
     "read_predictions",
     "save_states",
 ]
 
 _HOMES = {
     "Checkpoint": "lens.checkpoint.checkpoint",
+    "Corpus": "lens.corpus",
+    "Document": "lens.corpus",
     "LayerPredictions": "lens.lenses.predictions",
     "Provenance": "lens.lenses.predictions",
     "export": "lens.show.export",
     "heatmap": "lens.show.heatmap",
     "load_states": "lens.checkpoint.states",
+    "read_corpus": "lens.corpus",
     "read_predictions": "lens.show.tables",
     "save_states": "lens.checkpoint.states",
 }

@@ -62,6 +62,10 @@ class ShapeError(LensError, ValueError):
     """An array has another shape or dtype than the model needs."""
 
 
+class CorpusError(LensError, ValueError):
+    """There is no corpus there, or it holds no text that can be read. Act: name another."""
+
+
 class ExportError(LensError):
     """A result cannot be written: unknown extension, unwritable place, no image backend."""
 

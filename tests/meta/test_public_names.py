@@ -9,7 +9,10 @@ PUBLIC = {
     "Checkpoint",
     "CheckpointNotFoundError",
     "ContextLengthError",
+    "Corpus",
+    "CorpusError",
     "CorruptCheckpointError",
+    "Document",
     "ExportError",
     "IncompleteCheckpointError",
     "LayerPredictions",
@@ -28,6 +31,7 @@ PUBLIC = {
     "export",
     "heatmap",
     "load_states",
+    "read_corpus",
     "read_predictions",
     "save_states",
 }
