@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
+    from lens.checkpoint.load import load
     from lens.checkpoint.states import load_states, save_states
     from lens.corpus import Corpus, Document, read_corpus
     from lens.errors import (
@@ -66,6 +67,7 @@ __all__ = [
     "UnsupportedModelStateError",
     "export",
     "heatmap",
+    "load",
     "load_states",
     "read_corpus",
     "read_predictions",
@@ -80,6 +82,7 @@ _HOMES = {
     "Provenance": "lens.lenses.predictions",
     "export": "lens.show.export",
     "heatmap": "lens.show.heatmap",
+    "load": "lens.checkpoint.load",
     "load_states": "lens.checkpoint.states",
     "read_corpus": "lens.corpus",
     "read_predictions": "lens.show.tables",

@@ -144,8 +144,6 @@ class Checkpoint:
     def summary(self) -> CheckpointSummary:
         """Everything that `lens inspect` prints, as one record."""
         direct = isinstance(self.readout, DirectReadout)
-        layout = self.trunk.layout
-        streams = f", {layout.n_streams} streams" if layout.n_streams > 1 else ""
         return CheckpointSummary(
             model_id=self.origin.model_id,
             revision=self.origin.revision,
@@ -158,7 +156,7 @@ class Checkpoint:
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             blocks=f"{self.trunk.container} x {self.n_layers}",
-            residual_layout=f"state {layout.axes}{streams}",
+            residual_layout=f"state {self.trunk.layout}",
             target=self.target,
             tie=self.tie.verdict,
             tie_detail=str(self.tie),
@@ -328,6 +326,7 @@ class Checkpoint:
                 self.trunk,
                 lambda: self.model(**arguments),
                 layers=layers,
+                length=inputs.ids.shape[1],
                 positions=None if positions is None else torch.tensor(list(positions)),
                 # accelerate moves weights out again only when a forward runs to its end.
                 stop_early=not offloaded,

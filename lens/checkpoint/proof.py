@@ -16,8 +16,8 @@ from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.checkpoint.replay import ReplayReadout, logits_of
 from lens.checkpoint.residual import capture, edited
-from lens.checkpoint.tail import direct_from_tail
-from lens.checkpoint.tape import recording, tail_path
+from lens.checkpoint.tail import direct_behind_own_tail, direct_from_tail
+from lens.checkpoint.tape import path_after_product, recording, tail_path
 from lens.checkpoint.trunk import Trunk, find_trunk
 from lens.checkpoint.untouched import untouched
 from lens.errors import (
@@ -94,9 +94,13 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
     def _run() -> Tensor:
         return logits_of(model(**arguments))
 
+    def _run_changed() -> Tensor:
+        other = forward_arguments(model, _last_token_changed(probe), seq2seq=seq2seq)
+        return logits_of(model(**other))
+
     with untouched(model):
         try:
-            trunk = find_trunk(model, _run, batch=PROBE_BATCH, pos=PROBE_POS)
+            trunk = find_trunk(model, _run, batch=PROBE_BATCH, pos=PROBE_POS, changed=_run_changed)
             witness = _witness(model, trunk, _run, probe)
         except LensError:
             raise
@@ -127,7 +131,13 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
             )
         chosen = readout
     return Proved(
-        trunk, replay, chosen, witness, _is_causal(model, witness, arguments), statement, why_not
+        trunk,
+        replay,
+        chosen,
+        witness,
+        _is_causal(model, witness, seq2seq=seq2seq),
+        statement,
+        why_not,
     )
 
 
@@ -135,17 +145,37 @@ def _direct(replay: ReplayReadout, witness: Witness) -> tuple[DirectReadout | No
     """The direct readout where it can be composed and matches; else the reason why not."""
     if replay.ids_matter:
         return None, "the tail reads the input ids again"
-    if replay.trunk.layout.axes != "batch pos d":
-        return None, f"the state's layout is {replay.trunk.layout.axes}"
+    with recording(replay.model) as tape:
+        logits = replay.run(witness.random_state, witness.inputs, then=tape.begin)
+    steps, why_not = _proved_direct(
+        lambda: direct_from_tail(
+            tail_path(tape, logits), replay.model, d_model=replay.trunk.d_model
+        ),
+        witness,
+    )
+    if steps is not None or replay.seq2seq or replay.trunk.layout.adds_rows:
+        return steps, why_not
+    whole, _ = _proved_direct(
+        lambda: direct_behind_own_tail(
+            path_after_product(tape, logits),
+            replay.model,
+            replay.logits,
+            d_model=replay.trunk.d_model,
+        ),
+        witness,
+    )
+    return whole, None if whole is not None else why_not
+
+
+def _proved_direct(
+    compose: Callable[[], DirectReadout], witness: Witness
+) -> tuple[DirectReadout | None, str | None]:
     try:
-        with recording(replay.model) as tape:
-            logits = replay.run(witness.random_state, witness.inputs, then=tape.begin)
-        path = tail_path(tape, logits)
-        direct = direct_from_tail(path, replay.model, d_model=replay.trunk.d_model)
+        direct = compose()
         trouble = witness.mismatch(direct.logits) or _mixes_rows(direct, witness)
     except (UnsupportedArchitectureError, ShapeError) as error:
         return None, str(error)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
         return None, f"the composed tail does not run row by row: {error}"
     return (None, trouble) if trouble else (direct, None)
 
@@ -162,7 +192,9 @@ def _mixes_rows(direct: DirectReadout, witness: Witness) -> str | None:
 
 def _witness(model: nn.Module, trunk: Trunk, run: Callable[[], Tensor], probe: Inputs) -> Witness:
     logits: list[Tensor] = []
-    states = capture(trunk, lambda: logits.append(run()), layers=[0, trunk.n_layers])
+    states = capture(
+        trunk, lambda: logits.append(run()), layers=[0, trunk.n_layers], length=PROBE_POS
+    )
     last = states[trunk.n_layers]
     random = _random_like(last)
     with edited(trunk, model, layer=trunk.n_layers, positions=None, fn=lambda _: random):
@@ -189,20 +221,24 @@ def _ids_matter(replay: ReplayReadout, witness: Witness) -> bool:
     return not same_numbers(other, witness.random_logits)
 
 
-def _is_causal(model: nn.Module, witness: Witness, arguments: dict[str, object]) -> bool:
+def _is_causal(model: nn.Module, witness: Witness, *, seq2seq: bool) -> bool:
     """Measured: a change of the last token must leave the logits before it as they were.
 
     The threshold sits far above rounding (1e-6) and far below what attention to the right does.
     """
-    key = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
-    ids = witness.inputs.ids.clone()
-    ids[:, -1] = witness.inputs.ids[:, 0]
+    other = _last_token_changed(witness.inputs)
     with untouched(model):
-        changed = logits_of(model(**{**arguments, key: ids}))
+        changed = logits_of(model(**forward_arguments(model, other, seq2seq=seq2seq)))
     before, after = witness.logits[:, :-1].float(), changed[:, :-1].float()
     spread = before.std().clamp_min(1e-12)
     loose = 1e-4 if witness.logits.dtype in (torch.float32, torch.float64) else 2e-2
     return bool((before - after).abs().max() <= loose * spread)
+
+
+def _last_token_changed(inputs: Inputs) -> Inputs:
+    ids = inputs.ids.clone()
+    ids[:, -1] = inputs.ids[:, 0]
+    return replace(inputs, ids=ids)
 
 
 def _probe_inputs(model: Any, *, seq2seq: bool) -> Inputs:

@@ -31,15 +31,19 @@ def replaced_blocks(
     must neither see a replayed state nor act twice. `then` gets the state, in the model's
     own layout, when the last block returns it.
     """
-    native = trunk.layout.native(state)
     calls = [0]
+    native: list[Tensor] = []
 
     def _stub(*args: Any, **kwargs: Any) -> Any:
         index = min(calls[0], trunk.n_layers - 1)
         calls[0] += 1
+        if not native:
+            adds = trunk.layout.adds_rows
+            canvas = trunk.input_slot.get(args, kwargs) if adds else None
+            native.append(trunk.layout.native(state, canvas))
         if calls[0] == trunk.n_layers and then is not None:
-            then(native)
-        return trunk.output_slot.put(trunk.output_forms[index], native)
+            then(native[0])
+        return trunk.output_slot.put(trunk.output_forms[index], native[0])
 
     saved: list[tuple[nn.Module, str, bool, Any]] = []
     try:

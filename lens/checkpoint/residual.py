@@ -5,13 +5,14 @@ returns. `blocks.3.hook_resid_post` of TransformerLens is layer 4, `blocks.3.hoo
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lens.checkpoint.listening import listening
 from lens.checkpoint.trunk import Trunk
 from lens.errors import CaptureError, ShapeError
 
@@ -29,6 +30,7 @@ def _block_calls(
     before: Callable[[int, Any, Any], Any] | None,
     after: Callable[[int, Any], Any] | None,
     root: nn.Module | None = None,
+    at_start: Callable[[Any, Any], None] | None = None,
 ) -> Iterator[list[int]]:
     """Hooks on every block that count calls: `before(index, args, kwargs)`, `after(index, output)`.
 
@@ -37,8 +39,10 @@ def _block_calls(
     """
     begun = [0]
 
-    def _reset(*_: Any) -> None:
+    def _reset(module: nn.Module, args: Any, kwargs: Any) -> None:
         begun[0] = 0
+        if at_start is not None:
+            at_start(args, kwargs)
 
     def _pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
         index = begun[0]
@@ -54,17 +58,14 @@ def _block_calls(
     def _post(module: nn.Module, args: Any, output: Any) -> Any:
         return after(begun[0] - 1, output) if after else None
 
-    handles = []
-    try:
+    with ExitStack() as stack:
         if root is not None:
-            handles.append(root.register_forward_pre_hook(_reset))
-        for block in trunk.distinct_blocks:
-            handles.append(block.register_forward_pre_hook(_pre, with_kwargs=True))
-            handles.append(block.register_forward_hook(_post))
+            handle = root.register_forward_pre_hook(_reset, with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(
+            listening(trunk.distinct_blocks, _pre, _post, past_hooks=trunk.past_hooks)
+        )
         yield begun
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def capture(
@@ -72,13 +73,14 @@ def capture(
     run: Callable[[], Any],
     *,
     layers: Sequence[int],
+    length: int,
     positions: Tensor | None = None,
     stop_early: bool = False,
 ) -> dict[int, Float[Tensor, "batch pos d_model"]]:
     """Run one forward and keep the residual states of these layers (and positions, in order).
 
-    States are copies on the device where they arose: a later block that works in place cannot
-    change them. `stop_early` ends the forward after the last wanted block; the head never runs.
+    `length` is the number of positions of the prompts. States are copies on the device where they
+    arose: a later block that works in place cannot change them. `stop_early` ends the forward after the last wanted block; the head never runs.
     Raises CaptureError for a state that did not pass by.
     """
     wanted = set(layers)
@@ -89,7 +91,7 @@ def capture(
             raise CaptureError(
                 f"The residual state of layer {layer} is a {type(state).__name__}, not a tensor."
             )
-        whole = trunk.layout.canonical(state)
+        whole = trunk.layout.canonical(state, length=length)
         kept = whole.clone() if positions is None else whole[:, positions.to(whole.device)]
         states[layer] = kept
 
@@ -127,8 +129,13 @@ def edited(
     it gives back another shape; the hooks are removed on exit, even then.
     """
 
+    length: list[int | None] = [None]
+
+    def _measure(args: Any, kwargs: Any) -> None:
+        length[0] = _prompt_length(args, kwargs) if trunk.layout.adds_rows else None
+
     def _changed(state: Tensor) -> Tensor:
-        whole = trunk.layout.canonical(state).clone()
+        whole = trunk.layout.canonical(state, length=length[0]).clone()
         if positions is None:
             chosen: Any = slice(None)
         else:
@@ -142,7 +149,7 @@ def edited(
                 f"{tuple(old.shape)} (batch, positions, d_model)."
             )
         whole[:, chosen] = new.to(whole.dtype)
-        return trunk.layout.native(whole)
+        return trunk.layout.native(whole, state)
 
     def _before(index: int, args: Any, kwargs: Any) -> Any:
         if layer == 0 and index == 0:
@@ -155,5 +162,18 @@ def edited(
             return trunk.output_slot.put(output, _changed(trunk.output_slot.get(output)))
         return None
 
-    with _block_calls(trunk, _before, _after, root=root):
+    with _block_calls(trunk, _before, _after, root=root, at_start=_measure):
         yield
+
+
+def _prompt_length(args: Any, kwargs: Any) -> int:
+    """Positions of the prompt in a call of the whole model, the decoder's in an encoder-decoder."""
+    names = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+    given = [kwargs.get(name) for name in names] + list(args[:1])
+    found = next((value for value in given if isinstance(value, Tensor)), None)
+    if found is None:
+        raise CaptureError(
+            "The model was called without input_ids or inputs_embeds, and carries rows that are "
+            "not the prompt's: the prompt's cannot be told. Pass input_ids."
+        )
+    return int(found.shape[1])

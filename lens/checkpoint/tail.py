@@ -1,11 +1,14 @@
 """Compose a direct readout from the recorded tail of a model: its own modules and steps."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lens.checkpoint.readout import DirectReadout, Step, Unembedding
 from lens.checkpoint.tape import Event, TailPath
@@ -23,6 +26,8 @@ _CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_a
 _IDENTITIES = frozenset(
     {"contiguous", "dropout", "clone", "detach", "__getitem__", "view", "reshape", "to"}
 )
+# The state is held as [batch, pos, d_model] here, whatever its order in the model.
+_MOVES = frozenset({"transpose", "permute", "movedim", "swapaxes", "transpose_"})
 # Functions that treat every row alike; row by row they give what they give on a batch.
 _ROWWISE = frozenset(
     {"layer_norm", "rms_norm", "gelu", "relu", "silu", "linear", "softsign", "sigmoid", "pow"}
@@ -83,6 +88,49 @@ class StepPart:
         return str(self.step)
 
 
+@dataclass(frozen=True, eq=False)
+class OwnTail:
+    """The model's own tail, up to the product with `weight`, as one step: `run` is the replay.
+
+    For tails that no list of steps describes (streams that are joined, masks). Each row passes
+    as a prompt of one token, so nothing but the row itself can act on it.
+    """
+
+    run: Callable[[Tensor], Any]
+    weight: Tensor
+    name: str = "the model's own tail"
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """What enters the product [..., d_unembed], for rows [..., d_model]."""
+        with _ProductInput(self.weight) as seen, suppress(_ProductReachedError):
+            self.run(rearrange(rows.reshape(-1, rows.shape[-1]), "row d -> row 1 d"))
+        if seen.found is None:
+            raise UnsupportedArchitectureError("The product with the vocabulary was not reached.")
+        return seen.found.reshape(*rows.shape[:-1], -1)
+
+
+class _ProductReachedError(Exception):
+    """Ends a replay once the product with the vocabulary begins."""
+
+
+class _ProductInput(TorchFunctionMode):
+    """Stops at the product with one matrix and keeps what enters it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.found = weight, None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.linear:
+            names = ("input", "weight", "bias")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            if given["weight"] is self.weight:
+                self.found = given["input"]
+                raise _ProductReachedError
+        return func(*args, **kwargs)
+
+
 def direct_from_tail(path: TailPath, model: nn.Module, *, d_model: int) -> DirectReadout:
     """A DirectReadout made of the path's steps, still to be proved.
 
@@ -93,6 +141,29 @@ def direct_from_tail(path: TailPath, model: nn.Module, *, d_model: int) -> Direc
         for event, source in path.steps[: path.product]
         if (part := _preparation_part(event, source)) is not None
     ]
+    modules = tuple(part.module for part in preparation if isinstance(part, ModulePart))
+    return DirectReadout(
+        preparation=tuple(preparation),
+        unembedding=_from_product_on(path, model),
+        d_model=d_model,
+        modules=modules,
+    )
+
+
+def direct_behind_own_tail(
+    path: TailPath, model: nn.Module, run: Callable[[Tensor], Any], *, d_model: int
+) -> DirectReadout:
+    """A DirectReadout whose preparation is the model's own tail (`run`), still to be proved.
+
+    Raises UnsupportedArchitectureError where what follows the product is not elementwise.
+    """
+    unembedding = _from_product_on(path, model)
+    return DirectReadout(
+        preparation=(OwnTail(run, unembedding.weight),), unembedding=unembedding, d_model=d_model
+    )
+
+
+def _from_product_on(path: TailPath, model: nn.Module) -> Unembedding:
     product, source = path.steps[path.product]
     unembedding = _unembedding(product, source, model)
     steps = [
@@ -100,13 +171,7 @@ def direct_from_tail(path: TailPath, model: nn.Module, *, d_model: int) -> Direc
         for event, source in path.steps[path.product + 1 :]
         if (step := _logit_step(event, source)) is not None
     ]
-    modules = tuple(part.module for part in preparation if isinstance(part, ModulePart))
-    return DirectReadout(
-        preparation=tuple(preparation),
-        unembedding=Unembedding(unembedding.weight, unembedding.bias, tuple(steps)),
-        d_model=d_model,
-        modules=modules,
-    )
+    return Unembedding(unembedding.weight, unembedding.bias, tuple(steps))
 
 
 def _unembedding(event: Event, source: Tensor, model: nn.Module) -> Unembedding:
@@ -142,7 +207,7 @@ def _preparation_part(event: Event, source: Tensor) -> Any:
         if event.output is source:
             return None
         return ModulePart(event.target, event.args, event.kwargs, slot)
-    if _is_identity(event, source):
+    if _is_identity(event, source) or event.name in _MOVES:
         return None
     step = _elementwise(event, source, width=source.shape[-1])
     if step is not None:

@@ -128,6 +128,23 @@ def tail_path(tape: Tape, logits: Tensor) -> TailPath:
     assert tape.state is not None
     tainted = _tainted(tape)
     product = _vocabulary_product(tape, logits, tainted)
+    steps = _walk(tape, logits, tainted, product, until=None)
+    return TailPath(tuple(steps), [event for event, _ in steps].index(product))
+
+
+def path_after_product(tape: Tape, logits: Tensor) -> TailPath:
+    """The path from the product with the vocabulary to `logits`; what comes before stays whole.
+
+    Raises UnsupportedArchitectureError as `tail_path` does.
+    """
+    tainted = _tainted(tape)
+    product = _vocabulary_product(tape, logits, tainted)
+    return TailPath(tuple(_walk(tape, logits, tainted, product, until=product)), 0)
+
+
+def _walk(
+    tape: Tape, logits: Tensor, tainted: set[int], product: Event, *, until: Event | None
+) -> list[tuple[Event, Tensor]]:
     steps: list[tuple[Event, Tensor]] = []
     at, before = logits, math.inf
     while at is not tape.state or _maker(tape.events, at, before) is not None:
@@ -146,12 +163,13 @@ def tail_path(tape: Tape, logits: Tensor) -> TailPath:
                 "last block to the logits."
             )
         steps.append((event, sources[0]))
+        if event is until:
+            break
         at, before = sources[0], event.started
     steps.reverse()
-    places = [i for i, (event, _) in enumerate(steps) if event is product]
-    if not places:
+    if not any(event is product for event, _ in steps):
         raise _lost(logits, steps)
-    return TailPath(tuple(steps), places[0])
+    return steps
 
 
 def _lost(at: Tensor, steps: list[tuple[Event, Tensor]]) -> UnsupportedArchitectureError:

@@ -4,43 +4,22 @@ A residual stack is a ModuleList whose children run one after another, the state
 being the state that the next receives. No model name and no config key takes part.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
-from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from lens.checkpoint.layout import Layout, layout_of_rows, plain_layout, unknown_layout
+from lens.checkpoint.listening import listening
 from lens.checkpoint.slots import InputSlot, OutputSlot, tensors_in, tensors_out
 from lens.errors import UnsupportedArchitectureError
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Order of a state's axes in the model, e.g. "batch pos d" or "batch pos stream d"."""
-
-    axes: str
-    n_streams: int = 1
-
-    def canonical(self, state: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """The state as [batch, pos, d_model]; several streams lie side by side in d_model."""
-        return rearrange(state, f"{self.axes} -> batch pos {self._width}")
-
-    def native(self, state: Float[Tensor, "batch pos d_model"]) -> Tensor:
-        """The state in the model's own order of axes."""
-        if "stream" in self.axes:
-            return rearrange(
-                state, f"batch pos {self._width} -> {self.axes}", stream=self.n_streams
-            ).contiguous()
-        return rearrange(state, f"batch pos d -> {self.axes}").contiguous()
-
-    @property
-    def _width(self) -> str:
-        return "(stream d)" if "stream" in self.axes else "d"
+Run = Callable[[], Any]
+"""Runs one forward of the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +29,8 @@ class Trunk:
     A block that is called several times (ALBERT) stands in `blocks` several times. `container` is
     the path of the ModuleList, `templates` one output of each call with the state's slot alone.
     `linked` is False where something acts on the state between blocks, so that a block's output
-    is not quite the next one's input.
+    is not quite the next one's input; `past_hooks` is True where the model calls the blocks'
+    `forward` itself, so that no hook fires.
     """
 
     container: str
@@ -61,6 +41,7 @@ class Trunk:
     layout: Layout
     d_model: int
     linked: bool
+    past_hooks: bool = False
 
     @property
     def n_layers(self) -> int:
@@ -109,24 +90,21 @@ class _Trace:
 
 
 @contextmanager
-def _traced(model: nn.Module) -> Iterator[_Trace]:
+def _traced(model: nn.Module, *, past_hooks: bool) -> Iterator[_Trace]:
     trace = _Trace()
-    handles = []
-    try:
+    with ExitStack() as stack:
         for path, container in model.named_modules(remove_duplicate=False):
-            if not isinstance(container, nn.ModuleList):
-                continue
-            for child in {id(child): child for child in container}.values():
-                handles.append(
-                    child.register_forward_pre_hook(
-                        lambda m, a, k, path=path: trace.enter(path, m, a, k), with_kwargs=True
+            if isinstance(container, nn.ModuleList):
+                children = {id(child): child for child in container}.values()
+                stack.enter_context(
+                    listening(
+                        children,
+                        lambda m, a, k, path=path: trace.enter(path, m, a, k),
+                        lambda m, a, out: trace.leave(m, out),
+                        past_hooks=past_hooks,
                     )
                 )
-                handles.append(child.register_forward_hook(lambda m, a, o: trace.leave(m, o)))
         yield trace
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,29 +117,74 @@ class _Stack:
     output_slot: OutputSlot
     linked: bool
 
+    @property
+    def state(self) -> Tensor:
+        """The state after the last call."""
+        found = _pick(self.calls[-1].results, self.output_slot)
+        assert found is not None
+        return found
 
-def find_trunk(model: nn.Module, run: Any, *, batch: int, pos: int) -> Trunk:
+
+def find_trunk(
+    model: nn.Module, run: Run, *, batch: int, pos: int, changed: Run | None = None
+) -> Trunk:
     """Trace one forward, `run()`, on [batch, pos] ids and read the trunk off it.
 
-    Raises UnsupportedArchitectureError with the candidates seen where no ModuleList qualifies or
-    the layout of the state is not understood.
+    `changed()` runs the same with another last token: it tells the prompt's rows from others
+    where a state has more rows than the prompt has tokens. Raises UnsupportedArchitectureError
+    with the candidates seen where no ModuleList qualifies or the layout is not understood.
     """
-    with _traced(model) as trace:
-        run()
+    seen = ""
+    for past_hooks in (False, True):
+        with _traced(model, past_hooks=past_hooks) as trace:
+            run()
+        stacks = _candidates(trace)
+        if stacks:
+            break
+        seen = seen or ", ".join(f"{path} ({len(calls)})" for path, calls in trace.calls.items())
+    else:
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__}: no stack of blocks was found. Missing step: the trunk. "
+            "Expected a ModuleList whose children run in sequence, the output of one being the "
+            f"input of the next; ModuleLists that ran (calls): {seen or 'none'}."
+        )
+    for stack in stacks:
+        layout = plain_layout(stack.state, batch=batch, pos=pos)
+        if layout is not None:
+            return _as_trunk(stack, layout, past_hooks=past_hooks)
+    first = stacks[0]
+    layout = None
+    if changed is not None:
+        with _traced(model, past_hooks=past_hooks) as trace:
+            changed()
+        layout = _layout_by_change(first, trace, batch=batch, pos=pos)
+    if layout is None:
+        raise unknown_layout(first.container, tuple(first.state.shape), batch=batch, pos=pos)
+    return _as_trunk(first, layout, past_hooks=past_hooks)
+
+
+def _candidates(trace: _Trace) -> list[_Stack]:
+    """Stacks from the likeliest on: chained, then loose, then of one call; late before early."""
     stacks = [s for path, calls in trace.calls.items() if (s := _as_stack(path, calls))]
     outer = [s for s in stacks if not any(_inside(s, other) for other in stacks)]
-    # A stack of two and more calls shows its chain; a lone call shows nothing, so it comes last.
-    chained = [s for s in outer if len(s.calls) > 1 and s.linked]
-    loose = [s for s in outer if len(s.calls) > 1]
-    for group in (chained, loose, outer):
-        if group:
-            return _as_trunk(max(group, key=lambda s: s.calls[-1].ended), batch=batch, pos=pos)
-    seen = ", ".join(f"{path} ({len(calls)} calls)" for path, calls in trace.calls.items())
-    raise UnsupportedArchitectureError(
-        f"{type(model).__name__}: no stack of blocks was found. Missing step: the trunk. Expected "
-        "a ModuleList whose children run in sequence, the output of one being the input of the "
-        f"next; ModuleLists that ran: {seen or 'none'}."
-    )
+
+    def _rank(stack: _Stack) -> tuple[int, int]:
+        # A stack of two and more calls shows its chain; a lone call shows nothing: it comes last.
+        group = 2 if len(stack.calls) < 2 else 0 if stack.linked else 1
+        return group, -stack.calls[-1].ended
+
+    return sorted(outer, key=_rank)
+
+
+def _layout_by_change(stack: _Stack, trace: _Trace, *, batch: int, pos: int) -> Layout | None:
+    calls = trace.calls.get(stack.container, [])
+    if len(calls) != len(stack.calls):
+        return None
+    first = tuple(_pick(c[0].given, stack.input_slot) for c in (stack.calls, calls))
+    last = tuple(_pick(c[-1].results, stack.output_slot) for c in (stack.calls, calls))
+    if any(s is None for s in (*first, *last)):
+        return None
+    return layout_of_rows(first, last, batch=batch, pos=pos)  # type: ignore[arg-type]
 
 
 def _as_stack(container: str, calls: list[_Call]) -> _Stack | None:
@@ -214,11 +237,8 @@ def _inside(stack: _Stack, other: _Stack) -> bool:
     )
 
 
-def _as_trunk(stack: _Stack, *, batch: int, pos: int) -> Trunk:
-    state = _pick(stack.calls[-1].results, stack.output_slot)
-    assert state is not None
-    layout = _layout(state, batch=batch, pos=pos, container=stack.container)
-    slot = stack.output_slot
+def _as_trunk(stack: _Stack, layout: Layout, *, past_hooks: bool) -> Trunk:
+    slot, state = stack.output_slot, stack.state
     placeholder = state.new_empty(0)
     return Trunk(
         container=stack.container,
@@ -227,23 +247,13 @@ def _as_trunk(stack: _Stack, *, batch: int, pos: int) -> Trunk:
         output_slot=slot,
         output_forms=tuple(slot.alone(call.returned, placeholder) for call in stack.calls),
         layout=layout,
-        d_model=layout.canonical(state).shape[-1],
+        d_model=state.numel() // _rows(layout, state),
         linked=stack.linked,
+        past_hooks=past_hooks,
     )
 
 
-def _layout(state: Tensor, *, batch: int, pos: int, container: str) -> Layout:
-    shape = tuple(state.shape)
-    if shape[:2] == (batch, pos) and len(shape) == 3:
-        return Layout("batch pos d")
-    if shape[:2] == (pos, batch) and len(shape) == 3:
-        return Layout("pos batch d")
-    if shape[:2] == (batch, pos) and len(shape) == 4:
-        return Layout("batch pos stream d", shape[2])
-    if shape[1:3] == (batch, pos) and len(shape) == 4:
-        return Layout("stream batch pos d", shape[0])
-    raise UnsupportedArchitectureError(
-        f"The blocks of {container} carry a state of shape {shape} for ids of shape "
-        f"{(batch, pos)}. Missing step: the layout. Expected the axes batch, pos and d_model, "
-        "with at most one axis of streams: this model pads, merges or extends its positions."
-    )
+def _rows(layout: Layout, state: Tensor) -> int:
+    names = layout.axes.replace("(stream pos)", "rows").split()
+    sizes = dict(zip(names, state.shape, strict=True))
+    return sizes["batch"] * sizes.get("pos", sizes.get("rows", 0) // layout.n_streams)

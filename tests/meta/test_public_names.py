@@ -30,6 +30,7 @@ PUBLIC = {
     "UnsupportedModelStateError",
     "export",
     "heatmap",
+    "load",
     "load_states",
     "read_corpus",
     "read_predictions",
