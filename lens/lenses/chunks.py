@@ -1,222 +1,233 @@
 """The rows of a projection, cut into chunks: all asked layers of a few positions."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lens.lenses.tiles import TILE_TOKENS, VocabularyTiles, same_unembedding
+from lens.errors import SelectionError
+from lens.lenses.tiles import TILE_TOKENS, DirectRows, WholeRows, same_unembedding
 
 CHUNK_ROWS = 512
-REPLAY_BYTES = 256 * 2**20
-"""Most bytes of the whole logits that a replay readout may hand back at once."""
+"""Rows of a full chunk: fewer make the product slower, more push its tile out of the cache."""
+
+REPLAY_BYTES = 64 * 2**20
+"""Most bytes of whole logits, lens' and final, that a replay hands back at once by default."""
+
+Rows = DirectRows | WholeRows
 
 
-class DirectRows:
-    """Rows read by a product with the unembedding."""
+@dataclass(frozen=True)
+class Cells:
+    """Some layers of some positions."""
 
-    def __init__(self, readout: Any, max_rows: int):
-        self.tiles = VocabularyTiles(readout.unembedding, max_rows=max_rows)
-        self.rows: Tensor = torch.empty(0)
+    layers: slice
+    positions: slice
 
-    def load(self, readout: Any, states: Float[Tensor, "layer pos d_model"]) -> None:
-        """Norm these states by this readout, in place of what was loaded before."""
-        self.rows = readout.prepare(states).to(torch.float32)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of layers and of positions."""
+        return (
+            self.layers.stop - self.layers.start,
+            self.positions.stop - self.positions.start,
+        )
 
-    def load_also(self, readout: Any, states: Float[Tensor, "layer pos d_model"]) -> None:
-        """Norm these states too, and put them after what is loaded."""
-        self.rows = torch.cat([self.rows, readout.prepare(states).to(torch.float32)])
-
-    def tile(self, first: int) -> Float[Tensor, "layer pos tile"]:
-        """Logits from token `first` on, in a buffer that the next call uses again."""
-        n_layers = self.rows.shape[0]
-        flat = rearrange(self.rows, "l p d -> (l p) d")
-        return rearrange(self.tiles.tile(flat, first), "(l p) v -> l p v", l=n_layers)
-
-    def chosen(self, ids: Int[Tensor, " pos"]) -> Float[Tensor, "layer pos"]:
-        """The logit of one token for each position."""
-        return self.tiles.chosen(self.rows, ids)
-
-    def group(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "layer pos token"]:
-        """The logits of a few tokens."""
-        n_layers = self.rows.shape[0]
-        flat = rearrange(self.rows, "l p d -> (l p) d")
-        return rearrange(self.tiles.group(flat, ids), "(l p) t -> l p t", l=n_layers)
+    def halves(self) -> "list[Cells]":
+        """Two halves, by position if there is more than one, else by layer; one cell has none."""
+        n_layers, n_positions = self.shape
+        if n_positions > 1:
+            middle = self.positions.start + n_positions // 2
+            return [
+                Cells(self.layers, slice(self.positions.start, middle)),
+                Cells(self.layers, slice(middle, self.positions.stop)),
+            ]
+        if n_layers > 1:
+            middle = self.layers.start + n_layers // 2
+            return [
+                Cells(slice(self.layers.start, middle), self.positions),
+                Cells(slice(middle, self.layers.stop), self.positions),
+            ]
+        return []
 
 
-class ReplayRows:
-    """Rows read by the model's own tail, one layer's whole logits at a time."""
+@dataclass(frozen=True)
+class Source:
+    """What is read, and through what."""
 
-    def __init__(self):
-        self.logits: Tensor = torch.empty(0)
+    readout: Any
+    states: Float[Tensor, "layer pos d_model"]
+    final_readout: Any
+    final_states: Float[Tensor, "pos d_model"]
+    replay_inputs: Any = None
 
-    def load(
-        self, readout: Any, states: Float[Tensor, "layer pos d_model"], inputs: Any = None
-    ) -> None:
-        """Run the model's tail on these states, layer by layer."""
-        parts = [readout.logits(layer[None], inputs=inputs)[0] for layer in states]
-        self.logits = parts[0][None] if len(parts) == 1 else torch.stack(parts)
+    @property
+    def d_vocab(self) -> int:
+        """Tokens of both readouts."""
+        return self.readout.d_vocab
 
-    def tile(self, first: int) -> Float[Tensor, "layer pos tile"]:
-        """Logits from token `first` on."""
-        return self.logits[..., first : first + TILE_TOKENS].to(torch.float32)
+    @property
+    def is_direct(self) -> bool:
+        """Whether neither side needs whole logits."""
+        return self.readout.kind == "direct" and self.final_readout.kind == "direct"
 
-    def chosen(self, ids: Int[Tensor, " pos"]) -> Float[Tensor, "layer pos"]:
-        """The logit of one token for each position."""
-        columns = ids[None, :, None].expand(self.logits.shape[0], -1, 1)
-        return self.logits.gather(-1, columns)[..., 0].to(torch.float32)
+    @property
+    def is_one_product(self) -> bool:
+        """Whether lens and final rows can pass in one product."""
+        return self.is_direct and same_unembedding(
+            self.readout.unembedding, self.final_readout.unembedding
+        )
 
-    def group(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "layer pos token"]:
-        """The logits of a few tokens."""
-        return self.logits[..., ids].to(torch.float32)
+    @property
+    def device(self) -> torch.device:
+        """Where the reduction runs: with the unembedding, else with the states."""
+        for readout in (self.final_readout, self.readout):
+            if readout.kind == "direct":
+                return readout.unembedding.weight.device
+        return self.states.device
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one row costs: its tile, its state prepared, temporaries of preparing."""
+        if not self.is_direct:
+            return 2 * 4 * self.d_vocab
+        return 4 * (TILE_TOKENS + 4 * self.states.shape[-1])
+
+    def final_layers(self, cells: Cells) -> Bool[Tensor, "layer pos"]:
+        """Which cells hold the final state itself, read by the same readout."""
+        states = self.states[cells.layers, cells.positions]
+        if self.readout is not self.final_readout:
+            return torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
+        return (states == self.final_states[cells.positions]).all(-1)
+
+
+def plan(source: Source, *, memory_budget_bytes: int | None) -> list[Cells]:
+    """Cut the work into chunks, whose shape does not depend on the number of workers.
+
+    Raises SelectionError for a budget in which not one row fits.
+    """
+    n_layers, n_positions = source.states.shape[:2]
+    rows = CHUNK_ROWS if source.is_direct else max(1, REPLAY_BYTES // source.row_bytes)
+    if memory_budget_bytes is not None:
+        rows = min(rows, memory_budget_bytes // (2 * source.row_bytes))
+        if rows < 1:
+            raise SelectionError(
+                f"A memory budget of {memory_budget_bytes:,} bytes holds not one row of "
+                f"{source.d_vocab:,} logits; give at least {2 * source.row_bytes:,}."
+            )
+    layers = min(n_layers, max(1, rows - 1)) if source.is_direct else 1
+    positions = max(1, rows // (layers + _extra_rows(source)))
+    return [
+        Cells(
+            slice(lowest, min(lowest + layers, n_layers)),
+            slice(begin, min(begin + positions, n_positions)),
+        )
+        for begin in range(0, n_positions, positions)
+        for lowest in range(0, n_layers, layers)
+    ]
+
+
+def _extra_rows(source: Source) -> int:
+    """1 where the final row of a position must be read beside its layers, else 0."""
+    if not source.is_direct:
+        return 0
+    whole = Cells(slice(0, source.states.shape[0]), slice(0, source.states.shape[1]))
+    return 0 if source.final_layers(whole).all(-1).any() else 1
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some layers of some positions, loaded: their tiles, with the final rows' beside them.
+    """Cells whose rows are loaded: their tiles, with the final rows' beside them.
 
-    The final rows are layer `final_layer` of the side `final`, or of the lens side itself where
-    that is None. `is_final` [layer, pos] marks cells whose state is the final state bit for bit,
-    read the same way.
+    The final rows are layer `final_layer` of the side `final`. `is_final` marks cells whose
+    state is the final state bit for bit, read the same way.
     """
 
-    layers: slice
-    positions: slice
-    lens: DirectRows | ReplayRows
-    final: DirectRows | ReplayRows | None
+    cells: Cells
+    lens: Rows
+    final: Rows
     final_layer: int
-    is_final: Tensor
+    is_final: Bool[Tensor, "layer pos"]
     d_vocab: int
 
-    @property
-    def n_layers(self) -> int:
-        """Layers of this chunk."""
-        return self.layers.stop - self.layers.start
+    def tiles(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """First token id, logits [layer, pos, tile], final logits [pos, tile], tile by tile."""
+        n_layers = self.cells.shape[0]
+        for first in range(0, self.d_vocab, TILE_TOKENS):
+            lens = self.lens.tile(first)
+            final = lens if self.final is self.lens else self.final.tile(first)
+            yield first, lens[:n_layers], final[self.final_layer]
 
-    @property
-    def n_positions(self) -> int:
-        """Positions of this chunk."""
-        return self.positions.stop - self.positions.start
+    def chosen(self, ids: Int[Tensor, "chosen pos"]) -> Float[Tensor, "chosen layer pos"]:
+        """The layers' logits of a few tokens for each position."""
+        return self.lens.chosen(ids)[:, : self.cells.shape[0]].contiguous()
 
-    def tile(self, first: int) -> tuple[Float[Tensor, "layer pos tile"], Float[Tensor, "pos tile"]]:
-        """Logits from token `first` on: of the layers, and of the model's own final rows."""
-        logits = self.lens.tile(first)
-        final = logits if self.final is None else self.final.tile(first)
-        return logits[: self.n_layers], final[self.final_layer]
+    def chosen_final(self, ids: Int[Tensor, "chosen pos"]) -> Float[Tensor, "chosen pos"]:
+        """The final rows' logits of a few tokens for each position."""
+        return self.final.chosen(ids)[:, self.final_layer]
 
-    def chosen(self, ids: Int[Tensor, " pos"]) -> Float[Tensor, "layer pos"]:
-        """The layers' logit of one token for each position."""
-        return self.lens.chosen(ids)[: self.n_layers]
+    def each(self, ids: Int[Tensor, "layer pos k"]) -> Float[Tensor, "layer pos k"]:
+        """The logits of every cell's own tokens."""
+        return self.lens.each(ids)
 
     def group(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "layer pos token"]:
         """The layers' logits of a few tokens."""
-        return self.lens.group(ids)[: self.n_layers]
+        return self.lens.group(ids)[: self.cells.shape[0]]
 
 
-class Chunks:
-    """Every chunk of a projection, loaded one after the other into the same buffers."""
+class Reader:
+    """Loads chunks, one after the other, into buffers of its own; one for each worker.
 
-    def __init__(
-        self,
-        readout: Any,
-        states: Float[Tensor, "layer pos d_model"],
-        *,
-        final_readout: Any,
-        final_states: Float[Tensor, "pos d_model"],
-        replay_inputs: Any = None,
-        memory_budget_bytes: int | None = None,
-    ):
-        self.readout, self.states = readout, states
-        self.final_readout, self.final_states = final_readout, final_states
-        self.replay_inputs = replay_inputs
-        self.d_vocab = readout.d_vocab
-        self.n_layers, self.n_positions = states.shape[:2]
-        self.replays = "replay" in (readout.kind, final_readout.kind)
-        self.one_product = not self.replays and same_unembedding(
-            readout.unembedding, final_readout.unembedding
-        )
-        self._plan(memory_budget_bytes)
-        self.lens = self._side(readout)
-        self.final = self.lens if self.one_product else self._side(final_readout)
+    Norms run under `lock`: preparing touches the model's own modules, which are not for several
+    threads at once.
+    """
 
-    @property
-    def device(self) -> torch.device:
-        """Where the product runs: with the unembedding, or for a replay with the states."""
-        if isinstance(self.final, DirectRows):
-            return self.final.tiles.weight.device
-        return self.states.device
+    def __init__(self, source: Source, max_rows: int, lock: threading.Lock, *, narrow: bool):
+        self.source, self.lock, self.max_rows = source, lock, max_rows
+        self.lens = self._side(source.readout, max_rows, narrow)
+        self.final = self.lens
+        if not source.is_one_product:
+            self.final = self._side(source.final_readout, max_rows, narrow)
+        self._loaded: slice | None = None
 
-    def _plan(self, memory_budget_bytes: int | None) -> None:
-        """Choose how many layers and positions go into one chunk."""
-        if self.replays:
-            limit = memory_budget_bytes or REPLAY_BYTES
-            self.chunk_layers = 1
-            fits = max(1, limit // (2 * 4 * self.d_vocab))
-            self.chunk_positions = min(self.n_positions, fits)
-            return
-        rows = CHUNK_ROWS
-        if memory_budget_bytes is not None:
-            per_row = 4 * (4 * TILE_TOKENS + 4 * self.states.shape[-1])
-            rows = max(1, min(rows, memory_budget_bytes // per_row))
-        self.chunk_layers = min(self.n_layers, rows)
-        self.chunk_positions = max(1, min(self.n_positions, rows // (self.chunk_layers + 1)))
+    def _side(self, readout: Any, max_rows: int, narrow: bool) -> Rows:
+        if readout.kind != "direct":
+            return WholeRows(readout)
+        return DirectRows(readout.unembedding, max_rows=max_rows, narrow=narrow)
 
-    def _side(self, readout: Any) -> DirectRows | ReplayRows:
-        if readout.kind == "replay":
-            return ReplayRows()
-        rows = max(
-            (self.chunk_layers + 1) * self.chunk_positions, min(CHUNK_ROWS, self.n_positions)
-        )
-        return DirectRows(readout, rows)
+    def holds(self, cells: Cells) -> bool:
+        """Whether the buffers are large enough for these cells and their final rows."""
+        return (cells.shape[0] + 1) * cells.shape[1] <= self.max_rows
 
-    def guess_final_top(self) -> Int[Tensor, " pos"]:
-        """The token that the model's own final row ranks first; a near-tie may fall otherwise."""
-        guess = torch.zeros(self.n_positions, dtype=torch.int64, device=self.device)
-        if not isinstance(self.final, DirectRows):
-            return guess
-        for begin in range(0, self.n_positions, CHUNK_ROWS):
-            places = slice(begin, min(begin + CHUNK_ROWS, self.n_positions))
-            self.final.load(self.final_readout, self.final_states[None, places])
-            best = torch.full((places.stop - begin,), -torch.inf, device=self.device)
-            for first in range(0, self.d_vocab, TILE_TOKENS):
-                values, tokens = self.final.tile(first)[0].max(-1)
-                better = values > best
-                guess[places] = torch.where(better, tokens + first, guess[places])
-                best = torch.where(better, values, best)
-        return guess
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for begin in range(0, self.n_positions, self.chunk_positions):
-            places = slice(begin, min(begin + self.chunk_positions, self.n_positions))
-            final_states = self.final_states[None, places]
-            if not self.one_product:
-                self._load(self.final, self.final_readout, final_states)
-            for lowest in range(0, self.n_layers, self.chunk_layers):
-                layers = slice(lowest, min(lowest + self.chunk_layers, self.n_layers))
-                yield self._chunk(layers, places, final_states)
-
-    def _chunk(self, layers: slice, places: slice, final_states: Tensor) -> Chunk:
-        states = self.states[layers, places]
-        is_final = torch.zeros(states.shape[:2], dtype=torch.bool, device=self.device)
-        if self.readout is self.final_readout:
-            is_final = (states == final_states).all(-1).to(self.device)
+    def load(self, cells: Cells) -> Chunk:
+        """Make these cells' rows ready."""
+        source = self.source
+        states = source.states[cells.layers, cells.positions]
+        final_states = source.final_states[None, cells.positions]
+        is_final = source.final_layers(cells)
+        if not (source.is_one_product and isinstance(self.lens, DirectRows)):
+            if self._loaded != cells.positions:
+                self._fill(self.final, source.final_readout, final_states)
+                self._loaded = cells.positions
+            self._fill(self.lens, source.readout, states)
+            return Chunk(cells, self.lens, self.final, 0, is_final, source.d_vocab)
         shared = is_final.all(-1).nonzero()[:, 0].tolist()
-        if not (self.one_product and isinstance(self.lens, DirectRows)):
-            self._load(self.lens, self.readout, states)
-            return Chunk(layers, places, self.lens, self.final, 0, is_final, self.d_vocab)
+        with self.lock:
+            prepared = [source.readout.prepare(states)]
+            if not shared:
+                prepared.append(source.final_readout.prepare(final_states))
+        self.lens.load(*prepared)
         row = shared[0] if shared else states.shape[0]
-        self.lens.load(self.readout, states)
-        if not shared:
-            self.lens.load_also(self.final_readout, final_states)
-        return Chunk(layers, places, self.lens, None, row, is_final, self.d_vocab)
+        return Chunk(cells, self.lens, self.lens, row, is_final, source.d_vocab)
 
-    def _load(self, side: DirectRows | ReplayRows, readout: Any, states: Tensor) -> None:
-        if isinstance(side, DirectRows):
-            side.load(readout, states)
-        else:
-            whole = states.shape[1] == self.n_positions
-            side.load(readout, states, self.replay_inputs if whole else None)
+    def _fill(self, side: Rows, readout: Any, states: Tensor) -> None:
+        with self.lock:
+            if isinstance(side, WholeRows):
+                whole = states.shape[1] == self.source.states.shape[1]
+                side.load(states, self.source.replay_inputs if whole else None)
+                return
+            prepared = readout.prepare(states)
+        side.load(prepared)

@@ -6,7 +6,10 @@ where it stands. The model's own final rows pass in the same tile, so that KL(fi
 exact under soft-cap, scale and bias. Top-k is taken on logits: probabilities underflow to ties.
 """
 
-import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,20 +19,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens.errors import SelectionError, ShapeError
-from lens.lenses.chunks import Chunk, Chunks
-from lens.lenses.reduction import TorchReduction
-from lens.lenses.tiles import TILE_TOKENS
-
-NATS_TO_BITS = 1.0 / math.log(2.0)
+from lens.lenses.chunks import Cells, Chunk, Reader, Source, plan
+from lens.lenses.guess import guess_final_top
+from lens.lenses.reduction import FusedReduction, TorchReduction, has_numba
+from lens.lenses.rescoring import extra_candidates, rescore
+from lens.lenses.sums import FINAL_TOP, NATS_TO_BITS, OWN, TARGET, Sums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Projection:
     """What the rows [layer, pos] predict; numbers in bits, ids of tokens, -1 and NaN where none.
 
-    `lse_bits` is log2 of the sum of e^logit. A rank counts strictly higher logits, the token
-    itself left out. A row with a NaN or +inf logit has NaN in every number and -1 in every id and
-    rank. `rest_lse_bits` leaves the position's own input token out of the sum.
+    `lse_bits` is log2 of the sum of e^logit, `rest_lse_bits` the same without the position's own
+    input token x. `copy_kl_bits` is the part of KL that lies in q(x) against p(x);
+    `collision_mass` the sum of squared probabilities. A rank counts strictly higher logits, the
+    token itself left out. A row with a NaN or +inf logit has NaN in every number and -1 in every
+    id and rank.
     """
 
     top_ids: Int[np.ndarray, "layer pos k"]
@@ -37,6 +42,7 @@ class Projection:
     entropy_bits: Float[np.ndarray, "layer pos"]
     kl_bits: Float[np.ndarray, "layer pos"]
     reverse_kl_bits: Float[np.ndarray, "layer pos"]
+    copy_kl_bits: Float[np.ndarray, "layer pos"]
     lse_bits: Float[np.ndarray, "layer pos"]
     rest_lse_bits: Float[np.ndarray, "layer pos"]
     collision_mass: Float[np.ndarray, "layer pos"]
@@ -73,141 +79,176 @@ def project(
 
     `final_states` are the model's own last states: KL is against the distribution that
     `final_readout` (by default the same readout) makes of them. `input_ids` and `target_ids` are
-    -1 where a position has none. Raises SelectionError and ShapeError for ids and shapes that do
-    not fit.
+    -1 where a position has none. `workers` threads (by default as many as torch uses) take chunks
+    with one BLAS thread each; their number changes no bit. `mode="fast"` multiplies in bfloat16
+    and scores candidates again in float32: sums are then rough, to be marked so. Raises
+    SelectionError and ShapeError for ids, shapes and options that do not fit.
     """
     final_readout = readout if final_readout is None else final_readout
     _check(readout, final_readout, states, final_states, input_ids, target_ids, sets, top_k)
+    if mode not in ("exact", "fast"):
+        raise SelectionError(f"There is no mode {mode!r}; there are 'exact' and 'fast'.")
+    source = Source(readout, states, final_readout, final_states, replay_inputs)
     results = _allocate(states.shape[0], states.shape[1], top_k, len(sets))
     with torch.inference_mode():
-        chunks = Chunks(
-            readout,
-            states,
-            final_readout=final_readout,
-            final_states=final_states,
-            replay_inputs=replay_inputs,
-            memory_budget_bytes=memory_budget_bytes,
-        )
-        device = chunks.device
-        wanted = _Wanted(
-            input_ids=input_ids.to(device),
-            target_ids=target_ids.to(device),
-            final_top_ids=chunks.guess_final_top(),
-            sets=tuple(torch.tensor(ids, device=device) for ids in sets),
-            top_k=top_k,
-        )
-        for chunk in chunks:
-            _read(chunk, wanted, results)
+        cells = plan(source, memory_budget_bytes=memory_budget_bytes)
+        n_workers = _n_workers(source, cells, workers, memory_budget_bytes)
+        with _one_blas_thread(source.device):
+            job = _Job(
+                source=source,
+                ids=_followed(source, input_ids, target_ids, cells),
+                sets=tuple(torch.tensor(ids, device=source.device) for ids in sets),
+                top_k=top_k,
+                mode=mode,
+                results=results,
+                lock=threading.Lock(),
+            )
+            job.run(cells, n_workers)
     return Projection(**results)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """The tokens to follow, on the device of the product."""
+def _followed(source: Source, input_ids: Tensor, target_ids: Tensor, cells: list[Cells]) -> Tensor:
+    """Target, guessed final top-1 and own token [3, pos], on the device of the reduction."""
+    n_layers, n_positions = source.states.shape[:2]
+    whole = Cells(slice(0, n_layers), slice(0, n_positions))
+    rows = max(each.shape[0] * each.shape[1] for each in cells)
+    if source.final_layers(whole).all():
+        # Nothing but final rows: the pass itself finds their first token, at rank 0.
+        guess = torch.zeros(n_positions, dtype=torch.int64)
+    else:
+        guess = guess_final_top(source, max_rows=rows)
+    ids = {TARGET: target_ids, FINAL_TOP: guess, OWN: input_ids}
+    return torch.stack([ids[row].to(source.device, torch.int64) for row in range(3)])
 
-    input_ids: Tensor
-    target_ids: Tensor
-    final_top_ids: Tensor
+
+@dataclass(frozen=True)
+class _Job:
+    """One projection under way: chunks are independent, and write disjoint cells."""
+
+    source: Source
+    ids: Tensor
     sets: tuple[Tensor, ...]
     top_k: int
+    mode: str
+    results: dict[str, np.ndarray]
+    lock: threading.Lock
+
+    def run(self, cells: list[Cells], n_workers: int) -> None:
+        """Read every chunk."""
+        if n_workers == 1:
+            self._work(iter(cells), threading.Lock())
+            return
+        queue, turn = iter(cells), threading.Lock()
+        with ThreadPoolExecutor(
+            n_workers, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            for future in [pool.submit(self._work, queue, turn) for _ in range(n_workers)]:
+                future.result()
+
+    def _work(self, queue: Iterator[Cells], turn: threading.Lock) -> None:
+        reader: Reader | None = None
+        with torch.inference_mode():
+            while True:
+                with turn:
+                    cells = next(queue, None)
+                if cells is None:
+                    return
+                reader = self._read_or_halve(cells, reader)
+
+    def _read_or_halve(self, cells: Cells, reader: Reader | None) -> Reader:
+        """Read a chunk; where memory does not suffice, its halves, with smaller buffers."""
+        try:
+            if reader is None:
+                reader = self._reader(cells)
+            if reader.holds(cells):
+                self._read(reader.load(cells))
+                return reader
+        except (MemoryError, RuntimeError) as error:
+            if not cells.halves() or not _is_out_of_memory(error):
+                raise
+            reader = None
+        for half in cells.halves():
+            reader = self._read_or_halve(half, reader)
+        assert reader is not None
+        return reader
+
+    def _reader(self, cells: Cells) -> Reader:
+        n_layers, n_positions = cells.shape
+        return Reader(
+            self.source, (n_layers + 1) * n_positions, self.lock, narrow=self.mode == "fast"
+        )
+
+    def _read(self, chunk: Chunk) -> None:
+        """Pass one chunk, and write its cells."""
+        ids = self.ids[:, chunk.cells.positions].clone()
+        sums = self._reduce(chunk, ids)
+        if self.mode == "exact":
+            # The guess came from another product: where it was wrong the rank is counted again.
+            found = torch.from_numpy(sums.final_top_ids).to(ids.device)
+            found = torch.where(found < self.source.d_vocab, found, ids[FINAL_TOP])
+            if not torch.equal(found, ids[FINAL_TOP]):
+                ids[FINAL_TOP] = found
+                sums = self._again(chunk, sums, ids)
+        else:
+            sums = rescore(chunk, sums, self.top_k)
+        place = (chunk.cells.layers, chunk.cells.positions)
+        numbers = sums.in_bits(chunk.is_final.cpu().numpy())
+        for name, values in numbers.items():
+            self.results[name][chunk.cells.positions if values.ndim == 1 else place] = values
+        for number, members in enumerate(self.sets):
+            lse = torch.logsumexp(chunk.group(members).to(torch.float64), dim=-1) * NATS_TO_BITS
+            values = lse.cpu().numpy() - numbers["lse_bits"]
+            self.results["set_logprob_bits"][(number, *place)] = values
+
+    def _again(self, chunk: Chunk, sums: Sums, ids: Tensor) -> Sums:
+        if chunk.is_final.all():
+            return sums.following(ids.cpu().numpy())
+        return self._reduce(chunk, ids)
+
+    def _reduce(self, chunk: Chunk, ids: Tensor) -> Sums:
+        top_k = self.top_k
+        if self.mode == "fast":
+            top_k = min(top_k + extra_candidates(top_k), self.source.d_vocab)
+        fused = ids.device.type == "cpu" and has_numba()
+        reduction = (FusedReduction if fused else TorchReduction)(
+            top_k=top_k, ids=ids, thresholds=chunk.chosen(ids[:OWN].clamp(min=0))
+        )
+        for first, lens, final in chunk.tiles():
+            reduction.update(first, lens, final)
+        return reduction.sums()
 
 
-def _read(chunk: Chunk, wanted: _Wanted, results: dict[str, np.ndarray]) -> None:
-    """Pass one chunk, and write its cells."""
-    places = chunk.positions
-    guess = wanted.final_top_ids[places]
-    ids = torch.stack([wanted.target_ids[places], guess, wanted.input_ids[places]])
-    while True:
-        reduction = _reduce(chunk, ids, wanted.top_k)
-        # The guess came from another product shape: where it lost a tie by rounding, or was read
-        # in low precision, the rank is counted again against the true final top-1.
-        found = reduction.final_top_ids
-        if torch.equal(torch.where(found < 0, ids[1], found), ids[1]):
-            break
-        ids[1] = torch.where(found < 0, ids[1], found)
-    sets = [torch.logsumexp(chunk.group(members), dim=-1) for members in wanted.sets]
-    _write(chunk, reduction, sets, results)
+def _n_workers(
+    source: Source, cells: list[Cells], workers: int | None, memory_budget_bytes: int | None
+) -> int:
+    """Threads that have work and whose buffers fit the budget; one where a device works."""
+    if workers is not None and workers < 1:
+        raise SelectionError(f"workers is {workers}; give at least 1.")
+    if source.device.type != "cpu" or not source.is_direct:
+        return 1
+    wanted = min(torch.get_num_threads() if workers is None else workers, len(cells))
+    if memory_budget_bytes is not None:
+        rows = max(each.shape[0] * each.shape[1] for each in cells)
+        wanted = min(wanted, max(1, memory_budget_bytes // (2 * rows * source.row_bytes)))
+    return wanted
 
 
-def _reduce(chunk: Chunk, ids: Tensor, top_k: int) -> TorchReduction:
-    thresholds = torch.stack([chunk.chosen(row.clamp(min=0)) for row in ids])
-    reduction = TorchReduction(
-        n_layers=chunk.n_layers,
-        n_positions=chunk.n_positions,
-        top_k=top_k,
-        ids=ids,
-        thresholds=thresholds,
-    )
-    for first in range(0, chunk.d_vocab, TILE_TOKENS):
-        lens, final = chunk.tile(first)
-        reduction.update(first, lens, final)
-    return reduction
+@contextmanager
+def _one_blas_thread(device: torch.device) -> Iterator[None]:
+    """One thread for each product on the CPU, as before afterwards: workers divide the chunks."""
+    before = torch.get_num_threads()
+    try:
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _write(
-    chunk: Chunk, reduction: TorchReduction, sets: list[Tensor], results: dict[str, np.ndarray]
-) -> None:
-    """Turn the sums of one chunk into bits, in its cells of the results."""
-    cells = (chunk.layers, chunk.positions)
-    lse, final_lse = reduction.lens.lse_nats, reduction.final.lse_nats
-    readable = torch.isfinite(lse)
-    comparable = readable & torch.isfinite(final_lse)
-    final_mean = reduction.final_cross / reduction.final.total
-    lens_mean = reduction.lens_cross / reduction.lens.total
-    kl = _not_negative(final_mean - final_lse + lse, final_mean)
-    reverse_kl = _not_negative(lens_mean - lse + final_lse, lens_mean)
-    kl = torch.where(chunk.is_final, 0.0, kl)
-    reverse_kl = torch.where(chunk.is_final, 0.0, reverse_kl)
-
-    def put(name: str, nats: Tensor, mask: Tensor, scale: float = NATS_TO_BITS) -> None:
-        values = torch.where(mask, nats.to(torch.float64) * scale, torch.nan)
-        results[name][(..., *cells)] = values.cpu().numpy()
-
-    put("entropy_bits", reduction.lens.entropy_nats, readable)
-    put("kl_bits", kl, comparable)
-    put("reverse_kl_bits", reverse_kl, comparable)
-    put("lse_bits", lse, readable)
-    put("rest_lse_bits", reduction.rest.lse_nats, readable & (reduction.ids[-1] >= 0))
-    put("collision_mass", reduction.squares / reduction.lens.total**2, readable, 1.0)
-    if sets:
-        put("set_logprob_bits", torch.stack(sets) - lse, readable)
-    top = reduction.top_values.to(torch.float64) - lse[..., None]
-    top = torch.where(readable[..., None], top * NATS_TO_BITS, torch.nan)
-    results["top_logprob_bits"][cells] = top.cpu().numpy()
-    top_ids = torch.where(readable[..., None], reduction.top_ids, -1)
-    results["top_ids"][cells] = top_ids.cpu().numpy()
-    final_top = torch.where(torch.isfinite(final_lse), reduction.final_top_ids, -1)
-    results["final_top_ids"][chunk.positions] = final_top.cpu().numpy()
-    for number, name in enumerate(("target", "final_top", "self")):
-        logits, ranks = _logit_and_rank(reduction, number)
-        known = readable & (reduction.ids[number] >= 0)
-        if name == "self":
-            put("self_copy_mass", torch.exp(logits - lse), known, 1.0)
-            continue
-        put(f"{name}_logprob_bits", logits - lse, known)
-        results[f"{name}_rank"][cells] = torch.where(known, ranks, -1).cpu().numpy()
-
-
-def _logit_and_rank(reduction: TorchReduction, number: int) -> tuple[Tensor, Tensor]:
-    """Logit and rank of a followed token; if it is in the top-k, as the same product has them."""
-    logits = reduction.thresholds[number].to(torch.float64)
-    ranks = reduction.above[number]
-    hit = reduction.top_ids == reduction.ids[number][None, :, None]
-    listed = hit.any(-1)
-    top_values = reduction.top_values.to(torch.float64)
-    value = top_values.gather(-1, hit.to(torch.int64).argmax(-1, keepdim=True))
-    ranks = torch.where(listed, (top_values > value).sum(-1), ranks)
-    return torch.where(listed, value[..., 0], logits), ranks
-
-
-def _not_negative(divergence: Tensor, mean_difference: Tensor) -> Tensor:
-    """Raise to 0 what is below it by rounding alone.
-
-    The float32 sums carry a relative error of a few dozen roundings (2^-24 each) on terms as
-    large as the mean difference of the logits; anything further below 0 stays as it is, seen.
-    """
-    bound = 64 * 2.0**-24 * (1 + mean_difference.abs())
-    return torch.where((divergence < 0) & (divergence >= -bound), 0.0, divergence)
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "not enough memory" in str(error) or "out of memory" in str(error)
 
 
 def _check(readout, final_readout, states, final_states, input_ids, target_ids, sets, top_k):
@@ -251,6 +292,7 @@ def _allocate(n_layers: int, n_positions: int, top_k: int, n_sets: int) -> dict[
             "entropy_bits",
             "kl_bits",
             "reverse_kl_bits",
+            "copy_kl_bits",
             "lse_bits",
             "rest_lse_bits",
             "collision_mass",

@@ -52,6 +52,15 @@ def step(kind, value=None):
 SOFT_CAP = (step("div", 40.0), step("tanh"), step("mul", 40.0))
 
 
+@pytest.fixture(autouse=True, params=["fused", "torch"])
+def path(request, monkeypatch):
+    """Every law holds for the fused kernels and for torch alone."""
+    if request.param == "torch":
+        monkeypatch.setattr("lens.lenses.projection.has_numba", lambda: False)
+        monkeypatch.setattr("lens.lenses.guess.has_numba", lambda: False)
+    return request.param
+
+
 @pytest.fixture
 def states():
     return torch.randn(L, T, D, generator=torch.Generator().manual_seed(1))
@@ -111,6 +120,8 @@ def assert_equals_oracle(result, lens, final):
     assert np.array_equal(result.final_top_ids, top[0])
     assert np.array_equal(result.final_top_rank, metrics.rank(lens, top))
     close(result.final_top_logprob_bits, -metrics.cross_entropy_bits(lens, top), atol=5e-5)
+    copied, _ = metrics.copy_split_bits(final[known], lens[known], inputs[known])
+    close(result.copy_kl_bits[known], copied, rtol=5e-5, atol=5e-5)
     if result.set_logprob_bits is not None:
         close(result.set_logprob_bits[0], metrics.set_logprob_bits(lens, (1, 5, 9)), atol=5e-5)
     assert np.isnan(result.target_logprob_bits[:, -1]).all()
