@@ -161,7 +161,10 @@ class LayerPredictions:
         """A pandas table, one row for each (layer, position); numbers in bits, ids beside texts."""
         from lens.show.export import predictions_to_frame
 
-        return predictions_to_frame(self)
+        frame = predictions_to_frame(self)
+        # float32 shows its rounding when it is printed: 20.440001 for 20.44.
+        narrow = frame.select_dtypes("float32").columns
+        return frame.astype(dict.fromkeys(narrow, "float64"))
 
     def heatmap(self, **options: Any) -> "go.Figure":
         """A plotly figure, layers up and tokens along; options as in `lens.heatmap`."""
