@@ -101,31 +101,24 @@ def plain_layout(state: Tensor, *, batch: int, pos: int) -> Layout | None:
     return None
 
 
-def layout_of_rows(
-    first: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor], *, batch: int, pos: int
-) -> Layout | None:
-    """The layout of [batch, rows, d] with rows > pos, read off two runs that differ in one token.
+def layouts_of_rows(before: Tensor, after: Tensor, *, batch: int, pos: int) -> tuple[Layout, ...]:
+    """Layouts that [batch, rows, d] with rows > pos may have, the likeliest first; proof decides.
 
-    `first` are the states before block 0 and `last` those after the last block, of a run and of
-    one whose prompts differ in their last token. None where the rows cannot be told.
+    `before` and `after` are the states before block 0 of two prompts that differ in their last
+    token alone. Empty where its row cannot be told.
     """
-    shape = tuple(first[0].shape)
-    if len(shape) != 3 or shape[0] != batch or shape[1] <= pos or first[1].shape != first[0].shape:
-        return None
-    rows = shape[1]
-    begins, ends = _moved_rows(first), _moved_rows(last)
-    if rows % pos == 0 and ends == list(range(pos - 1, rows, pos)):
+    rows = before.shape[1]
+    if before.ndim != 3 or before.shape[0] != batch or rows <= pos or after.shape != before.shape:
+        return ()
+    moved = torch.nonzero((before != after).any(-1).any(0)).flatten().tolist()
+    if len(moved) != 1 or moved[0] < pos - 1:
+        return ()
+    extra = moved[0] - (pos - 1)
+    layouts = [Layout("batch pos d", before=extra, padded=rows > extra + pos)]
+    if extra == 0 and rows % pos == 0:
         # ProphetNet: one stream for the prompt and one for each token that it looks ahead.
-        return Layout("batch (stream pos) d", rows // pos)
-    if len(begins) != 1 or begins[0] < pos - 1:
-        return None
-    before = begins[0] - (pos - 1)
-    return Layout("batch pos d", before=before, padded=rows > before + pos)
-
-
-def _moved_rows(states: tuple[Tensor, Tensor]) -> list[int]:
-    moved = (states[0] != states[1]).any(-1).any(0)
-    return torch.nonzero(moved).flatten().tolist()
+        layouts.append(Layout("batch (stream pos) d", rows // pos))
+    return tuple(layouts)
 
 
 def unknown_layout(container: str, shape: tuple[int, ...], *, batch: int, pos: int) -> Exception:

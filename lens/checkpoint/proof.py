@@ -18,7 +18,7 @@ from lens.checkpoint.replay import ReplayReadout, logits_of
 from lens.checkpoint.residual import capture, edited
 from lens.checkpoint.tail import direct_behind_own_tail, direct_from_tail
 from lens.checkpoint.tape import path_after_product, recording, tail_path
-from lens.checkpoint.trunk import Trunk, find_trunk
+from lens.checkpoint.trunk import Trunk, find_trunks
 from lens.checkpoint.untouched import untouched
 from lens.errors import (
     LensError,
@@ -88,36 +88,10 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
     readout by hand.
     """
     probe = _probe_inputs(model, seq2seq=seq2seq)
-    arguments = forward_arguments(model, probe, seq2seq=seq2seq)
-    name = type(model).__name__
-
-    def _run() -> Tensor:
-        return logits_of(model(**arguments))
-
-    def _run_changed() -> Tensor:
-        other = forward_arguments(model, _last_token_changed(probe), seq2seq=seq2seq)
-        return logits_of(model(**other))
-
     with untouched(model):
-        try:
-            trunk = find_trunk(model, _run, batch=PROBE_BATCH, pos=PROBE_POS, changed=_run_changed)
-            witness = _witness(model, trunk, _run, probe)
-        except LensError:
-            raise
-        except Exception as error:
-            raise UnsupportedArchitectureError(
-                f"{name} did not run on token ids alone: {type(error).__name__}: {error}. Missing "
-                "step: the forward. Check that the model itself runs with these inputs: "
-                f"{', '.join(arguments)}."
-            ) from error
+        trunk, witness = _proved_trunk(model, probe, seq2seq=seq2seq)
+        causal = _is_causal(model, witness, seq2seq=seq2seq)
     replay = ReplayReadout(model, trunk, seq2seq, witness.logits.shape[-1], probe)
-    trouble = witness.mismatch(lambda state: replay.logits(state, probe))
-    if trouble:
-        raise UnsupportedArchitectureError(
-            f"{name}: running the model's own tail on a given state does not give the model's "
-            f"logits: {trouble}. Missing step: replay. The tail reads more than the last block's "
-            "state, so no reading of a single state can be exact."
-        )
     replay = replace(replay, ids_matter=_ids_matter(replay, witness))
     direct, why_not = _direct(replay, witness)
     statement = "bit for bit the model's own logits at its last state and at a random state"
@@ -126,18 +100,45 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
         trouble = witness.mismatch(readout.logits)
         if trouble:
             raise UnprovedReadoutError(
-                f"The readout passed for {name} is not the model's: {trouble}. Leave it out to "
-                f"use the {chosen.kind} readout, which is proved."
+                f"The readout passed for {type(model).__name__} is not the model's: {trouble}. "
+                f"Leave it out to use the {chosen.kind} readout, which is proved."
             )
         chosen = readout
-    return Proved(
-        trunk,
-        replay,
-        chosen,
-        witness,
-        _is_causal(model, witness, seq2seq=seq2seq),
-        statement,
-        why_not,
+    return Proved(trunk, replay, chosen, witness, causal, statement, why_not)
+
+
+def _proved_trunk(model: nn.Module, probe: Inputs, *, seq2seq: bool) -> tuple[Trunk, Witness]:
+    """The trunk, and the witness that running the model's own tail on given states reproduces."""
+    name = type(model).__name__
+    arguments = forward_arguments(model, probe, seq2seq=seq2seq)
+    other = forward_arguments(model, _last_token_changed(probe), seq2seq=seq2seq)
+
+    def _run() -> Tensor:
+        return logits_of(model(**arguments))
+
+    try:
+        trunks = find_trunks(
+            model, _run, batch=PROBE_BATCH, pos=PROBE_POS, changed=lambda: model(**other)
+        )
+        witnesses = [_witness(model, trunk, _run, probe) for trunk in trunks]
+    except LensError:
+        raise
+    except Exception as error:
+        raise UnsupportedArchitectureError(
+            f"{name} did not run on token ids alone: {type(error).__name__}: {error}. Missing "
+            "step: the forward. Check that the model itself runs with these inputs: "
+            f"{', '.join(arguments)}."
+        ) from error
+    trouble: str | None = None
+    for trunk, witness in zip(trunks, witnesses, strict=True):
+        replay = ReplayReadout(model, trunk, seq2seq, witness.logits.shape[-1], probe)
+        trouble = witness.mismatch(lambda state, replay=replay: replay.logits(state, probe))
+        if not trouble:
+            return trunk, witness
+    raise UnsupportedArchitectureError(
+        f"{name}: running the model's own tail on a given state does not give the model's "
+        f"logits: {trouble}. Missing step: replay. The tail reads more than the last block's "
+        "state, so no reading of a single state can be exact."
     )
 
 
@@ -227,8 +228,7 @@ def _is_causal(model: nn.Module, witness: Witness, *, seq2seq: bool) -> bool:
     The threshold sits far above rounding (1e-6) and far below what attention to the right does.
     """
     other = _last_token_changed(witness.inputs)
-    with untouched(model):
-        changed = logits_of(model(**forward_arguments(model, other, seq2seq=seq2seq)))
+    changed = logits_of(model(**forward_arguments(model, other, seq2seq=seq2seq)))
     before, after = witness.logits[:, :-1].float(), changed[:, :-1].float()
     spread = before.std().clamp_min(1e-12)
     loose = 1e-4 if witness.logits.dtype in (torch.float32, torch.float64) else 2e-2
@@ -245,10 +245,7 @@ def _probe_inputs(model: Any, *, seq2seq: bool) -> Inputs:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     weight = getattr(embedding, "weight", None)
     if weight is None:
-        raise UnsupportedArchitectureError(
-            f"{type(model).__name__} has no input embedding that takes token ids. Missing step: "
-            "the lookup. Load a language model."
-        )
+        raise _no_lookup(model, embedding)
     config = model.config
     n_ids = min(int(weight.shape[0]), int(getattr(config, "vocab_size", None) or weight.shape[0]))
     special = {
@@ -264,3 +261,22 @@ def _probe_inputs(model: Any, *, seq2seq: bool) -> Inputs:
         return torch.tensor(usable)[picks].to(device)
 
     return Inputs(ids=_draw(PROBE_POS), source_ids=_draw(PROBE_SOURCE) if seq2seq else None)
+
+
+def _no_lookup(model: Any, embedding: Any) -> UnsupportedArchitectureError:
+    name = type(model).__name__
+    if isinstance(embedding, nn.ModuleList):
+        found = (
+            f"looks up in {len(embedding)} tables at once: a position holds one code of each "
+            "codebook, and its states have no single token to be scored against"
+        )
+    elif isinstance(embedding, Tensor):
+        found = (
+            f"feeds its blocks learned latents of shape {tuple(embedding.shape)} in place of a "
+            "token's embedding: no row of its states belongs to one token"
+        )
+    else:
+        found = "has no input embedding that takes token ids"
+    return UnsupportedArchitectureError(
+        f"{name} {found}. Missing step: the lookup. Load a model that reads one token per position."
+    )

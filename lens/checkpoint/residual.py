@@ -80,7 +80,8 @@ def capture(
     """Run one forward and keep the residual states of these layers (and positions, in order).
 
     `length` is the number of positions of the prompts. States are copies on the device where they
-    arose: a later block that works in place cannot change them. `stop_early` ends the forward after the last wanted block; the head never runs.
+    arose: a later block that works in place cannot change them. `stop_early` ends the forward
+    after the last wanted block; the head never runs.
     Raises CaptureError for a state that did not pass by.
     """
     wanted = set(layers)

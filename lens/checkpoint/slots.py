@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lens.errors import CaptureError
@@ -68,11 +69,57 @@ class OutputSlot:
         """An output of the same form that holds nothing but the state."""
         if self.key is None:
             return value
-        if isinstance(output, tuple | list) and not hasattr(output, "_fields"):
-            items = [None] * len(output)
-            items[int(self.key)] = value  # type: ignore[call-overload]
-            return type(output)(items)
-        return self.put(output, value)
+        return _only(output, {self.key: value})
+
+
+@dataclass(frozen=True)
+class JoinedInput:
+    """Several arguments that carry the state side by side (Reformer's reversible pair)."""
+
+    parts: tuple[InputSlot, ...]
+
+    def get(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The parts joined along their last axis."""
+        return torch.cat([part.get(args, kwargs) for part in self.parts], -1)
+
+    def put(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments with the parts of another value."""
+        for part, piece in zip(self.parts, value.chunk(len(self.parts), -1), strict=True):
+            args, kwargs = part.put(args, kwargs, piece)
+        return args, kwargs
+
+
+@dataclass(frozen=True)
+class JoinedOutput:
+    """Several values of an output that carry the state together, side by side."""
+
+    parts: tuple[OutputSlot, ...]
+
+    def get(self, output: Any) -> Tensor:
+        """The parts joined along their last axis."""
+        return torch.cat([part.get(output) for part in self.parts], -1)
+
+    def put(self, output: Any, value: Tensor) -> Any:
+        """The same output with the parts of another value."""
+        for part, piece in zip(self.parts, value.chunk(len(self.parts), -1), strict=True):
+            output = part.put(output, piece)
+        return output
+
+    def alone(self, output: Any, value: Tensor) -> Any:
+        """An output of the same form that holds nothing but the parts."""
+        return _only(output, {part.key: value for part in self.parts})
+
+
+def _only(output: Any, values: dict[Any, Tensor]) -> Any:
+    """An output of this form with these values and None elsewhere: nothing of a probe stays."""
+    if isinstance(output, dict):
+        return type(output)(**{str(name): values.get(name) for name in output})
+    items = [values.get(place) for place in range(len(output))]
+    if hasattr(output, "_fields"):
+        return type(output)(*items)
+    return type(output)(items)
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[InputSlot, Tensor]]:

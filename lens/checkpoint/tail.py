@@ -26,8 +26,9 @@ _CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_a
 _IDENTITIES = frozenset(
     {"contiguous", "dropout", "clone", "detach", "__getitem__", "view", "reshape", "to"}
 )
-# The state is held as [batch, pos, d_model] here, whatever its order in the model.
-_MOVES = frozenset({"transpose", "permute", "movedim", "swapaxes", "transpose_"})
+# These move or cut whole rows. Here a state is [batch, pos, d_model] whatever its order in the
+# model, and rows that are not the prompt's are gone: so they change nothing, or the proof says no.
+_ROW_MOVES = frozenset({"transpose", "permute", "movedim", "swapaxes", "transpose_", "__getitem__"})
 # Functions that treat every row alike; row by row they give what they give on a batch.
 _ROWWISE = frozenset(
     {"layer_norm", "rms_norm", "gelu", "relu", "silu", "linear", "softsign", "sigmoid", "pow"}
@@ -207,7 +208,7 @@ def _preparation_part(event: Event, source: Tensor) -> Any:
         if event.output is source:
             return None
         return ModulePart(event.target, event.args, event.kwargs, slot)
-    if _is_identity(event, source) or event.name in _MOVES:
+    if _is_identity(event, source) or event.name in _ROW_MOVES:
         return None
     step = _elementwise(event, source, width=source.shape[-1])
     if step is not None:

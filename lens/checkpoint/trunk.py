@@ -6,16 +6,23 @@ being the state that the next receives. No model name and no config key takes pa
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lens.checkpoint.layout import Layout, layout_of_rows, plain_layout, unknown_layout
+from lens.checkpoint.layout import Layout, layouts_of_rows, plain_layout, unknown_layout
 from lens.checkpoint.listening import listening
-from lens.checkpoint.slots import InputSlot, OutputSlot, tensors_in, tensors_out
+from lens.checkpoint.slots import (
+    InputSlot,
+    JoinedInput,
+    JoinedOutput,
+    OutputSlot,
+    tensors_in,
+    tensors_out,
+)
 from lens.errors import UnsupportedArchitectureError
 
 Run = Callable[[], Any]
@@ -35,8 +42,8 @@ class Trunk:
 
     container: str
     blocks: tuple[nn.Module, ...]
-    input_slot: InputSlot
-    output_slot: OutputSlot
+    input_slot: InputSlot | JoinedInput
+    output_slot: OutputSlot | JoinedOutput
     output_forms: tuple[Any, ...]
     layout: Layout
     d_model: int
@@ -109,30 +116,48 @@ def _traced(model: nn.Module, *, past_hooks: bool) -> Iterator[_Trace]:
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """A candidate for the trunk: calls that run in sequence, with the slots that chain them."""
+    """A candidate for the trunk: calls that run in sequence, with the slots that chain them.
+
+    More than one pair of slots where the state has several parts (a reversible pair).
+    """
 
     container: str
     calls: list[_Call]
-    input_slot: InputSlot
-    output_slot: OutputSlot
+    pairs: tuple[tuple[OutputSlot, InputSlot], ...]
     linked: bool
 
     @property
+    def input_slot(self) -> InputSlot | JoinedInput:
+        """Where a block takes the state."""
+        slots = tuple(slot for _, slot in self.pairs)
+        return slots[0] if len(slots) == 1 else JoinedInput(slots)
+
+    @property
+    def output_slot(self) -> OutputSlot | JoinedOutput:
+        """Where a block returns the state."""
+        slots = tuple(slot for slot, _ in self.pairs)
+        return slots[0] if len(slots) == 1 else JoinedOutput(slots)
+
+    @property
     def state(self) -> Tensor:
-        """The state after the last call."""
-        found = _pick(self.calls[-1].results, self.output_slot)
+        """The state after the last call, as it left it."""
+        return torch.cat([self._returned(slot) for slot, _ in self.pairs], -1)
+
+    def _returned(self, slot: OutputSlot) -> Tensor:
+        found = _pick(self.calls[-1].results, slot)
         assert found is not None
         return found
 
 
-def find_trunk(
+def find_trunks(
     model: nn.Module, run: Run, *, batch: int, pos: int, changed: Run | None = None
-) -> Trunk:
+) -> tuple[Trunk, ...]:
     """Trace one forward, `run()`, on [batch, pos] ids and read the trunk off it.
 
     `changed()` runs the same with another last token: it tells the prompt's rows from others
-    where a state has more rows than the prompt has tokens. Raises UnsupportedArchitectureError
-    with the candidates seen where no ModuleList qualifies or the layout is not understood.
+    where a state has more rows than the prompt has tokens. Then several readings may come back,
+    for a proof to choose from. Raises UnsupportedArchitectureError with the candidates seen
+    where no ModuleList qualifies or the layout is not understood.
     """
     seen = ""
     for past_hooks in (False, True):
@@ -150,17 +175,19 @@ def find_trunk(
         )
     for stack in stacks:
         layout = plain_layout(stack.state, batch=batch, pos=pos)
+        if layout is not None and len(stack.pairs) > 1:
+            layout = replace(layout, n_streams=len(stack.pairs))
         if layout is not None:
-            return _as_trunk(stack, layout, past_hooks=past_hooks)
+            return (_as_trunk(stack, layout, past_hooks=past_hooks),)
     first = stacks[0]
-    layout = None
+    layouts: tuple[Layout, ...] = ()
     if changed is not None:
         with _traced(model, past_hooks=past_hooks) as trace:
             changed()
-        layout = _layout_by_change(first, trace, batch=batch, pos=pos)
-    if layout is None:
+        layouts = _layouts_by_change(first, trace, batch=batch, pos=pos)
+    if not layouts:
         raise unknown_layout(first.container, tuple(first.state.shape), batch=batch, pos=pos)
-    return _as_trunk(first, layout, past_hooks=past_hooks)
+    return tuple(_as_trunk(first, layout, past_hooks=past_hooks) for layout in layouts)
 
 
 def _candidates(trace: _Trace) -> list[_Stack]:
@@ -176,15 +203,14 @@ def _candidates(trace: _Trace) -> list[_Stack]:
     return sorted(outer, key=_rank)
 
 
-def _layout_by_change(stack: _Stack, trace: _Trace, *, batch: int, pos: int) -> Layout | None:
+def _layouts_by_change(stack: _Stack, trace: _Trace, *, batch: int, pos: int) -> tuple[Layout, ...]:
     calls = trace.calls.get(stack.container, [])
-    if len(calls) != len(stack.calls):
-        return None
-    first = tuple(_pick(c[0].given, stack.input_slot) for c in (stack.calls, calls))
-    last = tuple(_pick(c[-1].results, stack.output_slot) for c in (stack.calls, calls))
-    if any(s is None for s in (*first, *last)):
-        return None
-    return layout_of_rows(first, last, batch=batch, pos=pos)  # type: ignore[arg-type]
+    slot = stack.pairs[0][1]
+    before = _pick(stack.calls[0].given, slot)
+    after = _pick(calls[0].given, slot) if calls else None
+    if before is None or after is None:
+        return ()
+    return layouts_of_rows(before, after, batch=batch, pos=pos)
 
 
 def _as_stack(container: str, calls: list[_Call]) -> _Stack | None:
@@ -199,13 +225,28 @@ def _as_stack(container: str, calls: list[_Call]) -> _Stack | None:
         for in_slot, given in calls[-1].given
         if result.shape == given.shape and result.ndim >= 3
     ]
-    for out_slot, in_slot in pairs:
-        if _chains(calls, out_slot, in_slot):
-            return _Stack(container, calls, in_slot, out_slot, linked=True)
-    for out_slot, in_slot in pairs:
-        if _same_shapes(calls, out_slot, in_slot):
-            return _Stack(container, calls, in_slot, out_slot, linked=False)
-    return None
+    chained = [pair for pair in pairs if _chains(calls, *pair)]
+    if chained:
+        return _Stack(container, calls, _parts(calls, chained), linked=True)
+    loose = [pair for pair in pairs if _same_shapes(calls, *pair)]
+    return _Stack(container, calls, (loose[0],), linked=False) if loose else None
+
+
+def _parts(
+    calls: list[_Call], chained: list[tuple[OutputSlot, InputSlot]]
+) -> tuple[tuple[OutputSlot, InputSlot], ...]:
+    """The first pair, and each other pair of the same shape that blocks also change."""
+    first = chained[0]
+    shape = _pick(calls[0].results, first[0])
+    parts = [first]
+    for out_slot, in_slot in chained[1:]:
+        new = all(out_slot != o and in_slot != i for o, i in parts)
+        result, given = _pick(calls[-1].results, out_slot), _pick(calls[-1].given, in_slot)
+        if new and result is not None and given is not None and shape is not None:
+            moved = result.shape == shape.shape and not torch.equal(result, given)
+            if moved and len(calls) > 1:
+                parts.append((out_slot, in_slot))
+    return tuple(parts)
 
 
 def _chains(calls: list[_Call], out_slot: OutputSlot, in_slot: InputSlot) -> bool:
