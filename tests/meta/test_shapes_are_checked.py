@@ -18,6 +18,7 @@ ARRAY = re.compile(r"^(Float|Int|Bool|Shaped)\[")
 
 NOBODY = None
 READOUT = "checkpoint.readout.DirectReadout"
+READING = "measuring.reading.Reading"
 RESULT = "lenses.predictions.LayerPredictions"
 """Stand for an empty object of the class: enough for the check, which comes before the body."""
 
@@ -41,12 +42,25 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "lenses.projection": ("project", "states", (READOUT, FLAT), (READOUT, CUBE)),
     "lenses.reduction": ("TorchReduction.update", "lens", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE)),
     "lenses.tiles": ("VocabularyTiles.tile", "rows", (NOBODY, FLAT), (NOBODY, CUBE[0])),
+    "measuring.calibration": ("_equal_mass", "count", (ROW.astype(int),), (CELLS.astype(int),)),
+    "measuring.collect": ("_reciprocal", "rank", (ROW.astype(int),), (CELLS.astype(int),)),
+    "measuring.depth": ("settled", "reached", (ROW > 0,), (CELLS > 0,)),
+    "measuring.histograms": ("kl_bins", "kl_bits", (ROW,), (CELLS,)),
     "measuring.metrics": (
         "kl_bits",
         "lens",
         (CELLS, CELLS[:, :2]),
         (CELLS, CELLS),
     ),
+    "measuring.reading": ("Reading.states", "states", (READING, FLAT), (READING, CUBE)),
+    "measuring.second_pass": ("_in_units", "log_q", (FLAT,), (CUBE[0],)),
+    "measuring.skill": (
+        "marginal_bias_bits",
+        "marginals",
+        (ROW.astype(int),),
+        (CELLS.astype(int),),
+    ),
+    "measuring.statistics": ("sign_flip", "differences", (CELLS,), (ROW,)),
     "show.cells": ("dark_cells", "shade", (ROW,), (CELLS,)),
     "show.finding": ("_of_all", "rows", (RESULT, CELLS.astype(int)), (RESULT, ROW.astype(int))),
     "show.strip": ("_mean", "values", (ROW,), (CELLS,)),

@@ -1,0 +1,42 @@
+"""How early the prediction is made: the first layer from which it stays."""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+SETTLED_BITS = (0.1, 0.5, 1.0)
+"""A position has settled at layer l if KL(final || lens) stays at or below this from l on."""
+
+KINDS = ("top-1", *(f"{bits:g} bit" for bits in SETTLED_BITS))
+ENTROPY_EDGES = (0.5, 1.0, 2.0, 4.0, 6.0)
+"""Bins of the model's own entropy, in bits: a sure prediction is reached earlier than a vague one,
+so models are compared within a bin."""
+
+N_ENTROPY_BINS = len(ENTROPY_EDGES) + 1
+
+
+def settled(reached: Bool[np.ndarray, "layer pos"]) -> Int[np.ndarray, " pos"]:
+    """The first layer from which `reached` stays true to the end; the number of layers if none.
+
+    >>> settled(np.array([[True], [False], [True], [True]]))
+    array([2])
+    """
+    stays = np.logical_and.accumulate(reached[::-1], axis=0)[::-1]
+    return np.where(stays.any(axis=0), stays.argmax(axis=0), len(reached))
+
+
+def depth_counts(
+    agreement: Bool[np.ndarray, "layer pos"],
+    kl_bits: Float[np.ndarray, "layer pos"],
+    final_entropy_bits: Float[np.ndarray, " pos"],
+) -> Int[np.ndarray, "kind entropy depth"]:
+    """How many positions settle at each depth, by kind and by the final distribution's entropy.
+
+    The last depth, `layer`, holds the positions that do not settle even at the output.
+    """
+    n_layers = len(agreement)
+    out = np.zeros((len(KINDS), N_ENTROPY_BINS, n_layers + 1), dtype=np.int64)
+    entropy = np.searchsorted(ENTROPY_EDGES, final_entropy_bits, side="right")
+    reached = [agreement, *(kl_bits <= bits for bits in SETTLED_BITS)]
+    for kind, layers in enumerate(reached):
+        np.add.at(out[kind], (entropy, settled(layers)), 1)
+    return out

@@ -1,0 +1,75 @@
+"""The folder of a run that can resume: finished documents, each file whole or not there."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from lens.errors import ProvenanceError
+from lens.measuring.baseline import Baseline
+from lens.measuring.profile import LensProfile, ProfileProvenance, require_same
+from lens.measuring.profile_file import read_profile, write_profile, written_whole
+
+
+class Shards:
+    """Profiles of a few documents each, in one folder; without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None, source: ProfileProvenance):
+        self.folder, self.source = folder, source
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._claim(folder / "measurement.json")
+
+    def load(self) -> list[LensProfile]:
+        """What is finished. Raises ProvenanceError where a file is of another measurement."""
+        if self.folder is None:
+            return []
+        found = [read_profile(path) for path in sorted(self.folder.glob("documents-*.parquet"))]
+        for profile in found:
+            require_same(self.source, profile.provenance)
+        return found
+
+    def save(self, profile: LensProfile) -> None:
+        """Keep finished documents; the file appears whole, under the first document's number."""
+        if self.folder is not None:
+            write_profile(
+                profile, self.folder / f"documents-{int(profile.documents[0]):08}.parquet"
+            )
+
+    def load_baseline(self) -> Baseline | None:
+        """The context-free guess of this measurement, where it is fitted already."""
+        if self.folder is None or not (self.folder / "baseline.npz").is_file():
+            return None
+        with np.load(self.folder / "baseline.npz") as held:
+            return Baseline(
+                logprob_bits=held["logprob_bits"],
+                hash=self.source.baseline_hash,
+                name=self.source.baseline_name,
+                n_positions=int(held["n_positions"]),
+            )
+
+    def save_baseline(self, baseline: Baseline) -> None:
+        """Keep it, so that a resumed run measures against the very same numbers."""
+        if self.folder is None:
+            return
+        with written_whole(self.folder / "baseline.npz") as partial, partial.open("wb") as file:
+            np.savez(file, logprob_bits=baseline.logprob_bits, n_positions=baseline.n_positions)
+
+    def _claim(self, path: Path) -> None:
+        """The first run writes what it measures; a later one must measure the same."""
+        mine = asdict(self.source)
+        if not path.is_file():
+            with written_whole(path) as partial:
+                partial.write_text(json.dumps(mine, indent=1, default=dict), encoding="utf-8")
+            return
+        held = json.loads(path.read_text(encoding="utf-8"))
+        again = json.loads(json.dumps(mine, default=dict))
+        differing = [k for k in again if again[k] != held.get(k)]
+        if differing == ["reading"]:
+            differing = [k for k, v in again["reading"].items() if v != held["reading"].get(k)]
+        if differing:
+            raise ProvenanceError(
+                f"{path.parent} holds another measurement: it differs in {', '.join(differing)}. "
+                "Continue it with the same model, lens, corpus and options, or name a new folder."
+            )

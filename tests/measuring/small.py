@@ -1,0 +1,42 @@
+"""Small random checkpoints and corpora of token ids for measurements."""
+
+from typing import Any
+
+import numpy as np
+
+from lens.checkpoint.checkpoint import Checkpoint
+from lens.checkpoint.origin import Origin
+from lens.corpus import Corpus, read_corpus
+from tests.checkpoint.tiny import BY_NAME, D_VOCAB
+
+
+def checkpoint(name: str = "gpt2", *, tied: bool = False, tokenizer: Any = None) -> Checkpoint:
+    model = BY_NAME[name].build(tied=tied)
+    return Checkpoint.from_model(
+        model, tokenizer=tokenizer, origin=Origin(model_id=f"tiny-{name}", format="memory")
+    )
+
+
+def id_corpus(count: int = 9, length: int = 30, *, seed: int = 0) -> Corpus:
+    """Documents of random ids, some shorter than others."""
+    generator = np.random.default_rng(seed)
+    return read_corpus(
+        [generator.integers(3, D_VOCAB, length - i % 3).tolist() for i in range(count)]
+    )
+
+
+def word_tokenizer(*, special: bool) -> Any:
+    """A fast tokenizer of words, with a beginning and an end token where asked."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[UNK]": 0, "<s>": 1, "</s>": 2}
+    words |= {w: i for i, w in enumerate("abcdefghijé漢", 3)}
+    made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if special:
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
