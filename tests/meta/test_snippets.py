@@ -36,6 +36,18 @@ def test_the_commands_of_a_page_exist_with_their_options(path: Path) -> None:
     assert [fault for b in blocks(path) if b.language == "bash" for fault in faults(b.body)] == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_links_of_a_page_lead_somewhere(path: Path) -> None:
+    assert dead_links(path) == []
+
+
+def dead_links(path: Path) -> list[str]:
+    """Links and pictures that name a file that is not there."""
+    links = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+    files = [link for link in links if not re.match(r"[a-z]+:", link)]
+    return [link for link in files if not (path.parent / link).exists()]
+
+
 def faults(script: str) -> list[str]:
     """Calls of `lens` with a command or an option that there is not."""
     from typer.main import get_command
@@ -70,6 +82,11 @@ def page(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "page.md"
     path.write_text(text)
     return path
+
+
+def test_a_link_to_nowhere_is_seen(tmp_path: Path) -> None:
+    path = page(tmp_path, "[a](page.md#x) ![b](none.png) [c](https://example.org/d)")
+    assert dead_links(path) == ["none.png"]
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
