@@ -126,7 +126,12 @@ class Checkpoint:
     @cached_property
     def tie(self) -> TieReport:
         """Whether W_U is W_E: read from the tensors, with what the config says beside it."""
-        return report_tie(self.model, self.readout, seq2seq=self.seq2seq)
+        return report_tie(
+            self.model,
+            self.readout,
+            seq2seq=self.seq2seq,
+            checkpoint_keys=self.origin.checkpoint_keys,
+        )
 
     @cached_property
     def lookup_scale(self) -> float | None:
@@ -156,10 +161,11 @@ class Checkpoint:
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             blocks=f"{self.trunk.container} x {self.n_layers}",
-            residual_layout=f"state {self.trunk.layout}",
+            residual_layout=f"state {self.trunk.describe()}",
             target=self.target,
             tie=self.tie.verdict,
             tie_detail=str(self.tie),
+            tie_rows=tuple(self.tie.rows()),
             lookup_scale=self.lookup_scale,
             readout=self.readout.kind,
             readout_steps=self.readout.describe()  # type: ignore[attr-defined]
@@ -202,8 +208,8 @@ class Checkpoint:
     ) -> Any:
         """What each layer predicts at each position of a prompt, or of each prompt in a list.
 
-        `prompt` is text, token ids, or a list of either (then a list comes back); `messages`
-        instead go through the chat template. `layers` (0 the embedding .. n_layers the output) and
+        `prompt` is text, token ids, a list of either or a tokenizer's output (then a list comes
+        back); `messages` instead go through the chat template. `layers` (0 the embedding .. n_layers the output) and
         `positions` may count from the end. `lens` is "output" (through W_U) or "input" (through
         W_E). `targets` names sets of tokens, {"right": [" Paris"]}, whose probability each layer
         reports. `source` feeds the encoder of an encoder-decoder. All information is in bits.

@@ -49,22 +49,6 @@ def pad_right(prompts: list[list[int]], *, pad_id: int, device: torch.device) ->
     return Inputs(ids=ids.to(device), mask=None if bool(mask.all()) else mask.to(device))
 
 
-def refuse_left_padding(inputs: Inputs) -> None:
-    """Raise PromptError for a mask that is not right-padding, unless positions are given.
-
-    Absolute positions would be off by the padding (3.4 logits on GPT-2), and nothing would say so.
-    """
-    if inputs.mask is None or inputs.position_ids is not None:
-        return
-    rises = inputs.mask[:, 1:] & ~inputs.mask[:, :-1]
-    if bool(rises.any()) or not bool(inputs.mask[:, 0].all()):
-        raise PromptError(
-            "The attention mask has padding before or between tokens. Expected padding on the "
-            "right only, or position_ids beside the mask. Pass prompts as lists of ids: they are "
-            "padded on the right here."
-        )
-
-
 def forward_arguments(model: torch.nn.Module, inputs: Inputs, *, seq2seq: bool) -> dict[str, Any]:
     """Keyword arguments of the model's own forward: these inputs, no cache, an output object."""
     accepted = inspect.signature(model.forward).parameters

@@ -1,7 +1,9 @@
 """Prompts, as text, chat messages or token ids, to checked lists of ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from lens.checkpoint import tokenizing
 from lens.errors import ContextLengthError, PromptError, SelectionError
@@ -43,6 +45,44 @@ def check_ids(ids: list[int], *, d_vocab: int, n_ctx: int | None, truncate: bool
             f"{n_ctx}. Shorten it, or pass truncate=True (--truncate) to read the first {n_ctx}."
         )
     return ids
+
+
+def unpadded(encoding: Mapping[str, Any]) -> list[list[int]]:
+    """The prompts in a tokenizer's output (input_ids, attention_mask, position_ids), padding off.
+
+    Raises PromptError for padding on the left without position ids: a model with absolute
+    positions would be off by the padding (3.4 logits on GPT-2), and nothing would say so.
+    """
+    if "input_ids" not in encoding:
+        raise PromptError(f"Expected input_ids; this mapping holds {', '.join(encoding)}.")
+    ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"]))
+    mask = encoding.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else torch.atleast_2d(torch.as_tensor(mask))
+    positions = encoding.get("position_ids")
+    if positions is not None:
+        positions = torch.atleast_2d(torch.as_tensor(positions)).expand(ids.shape)
+    if mask.shape != ids.shape:
+        raise PromptError(
+            f"The attention mask has shape {tuple(mask.shape)}, the ids {tuple(ids.shape)}."
+        )
+    prompts = []
+    for row in range(len(ids)):
+        real = mask[row].bool()
+        first_pad = int(real.sum())
+        if not bool(real[:first_pad].all()):
+            if positions is None:
+                raise PromptError(
+                    f"Prompt {row} has padding before or between its tokens and no position ids. "
+                    'Pad on the right (tokenizer.padding_side = "right"), pass position_ids, or '
+                    "pass the texts: they are padded here."
+                )
+            if positions[row][real].tolist() != list(range(first_pad)):
+                raise PromptError(
+                    f"The position ids of prompt {row} do not count its tokens from 0: "
+                    f"{positions[row][real].tolist()[:8]}. Only such positions can be read."
+                )
+        prompts.append(ids[row][real].tolist())
+    return prompts
 
 
 def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:

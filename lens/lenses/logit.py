@@ -15,7 +15,7 @@ from torch import Tensor
 from lens.checkpoint import tokenizing
 from lens.checkpoint.checkpoint import LAYER_CONVENTION
 from lens.checkpoint.inputs import Inputs
-from lens.checkpoint.prompts import resolve, resolve_sets
+from lens.checkpoint.prompts import resolve, resolve_sets, unpadded
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.errors import PromptError, SelectionError, UnsupportedArchitectureError
 from lens.lenses.predictions import NO_TOKEN, LayerPredictions, Provenance
@@ -40,7 +40,8 @@ def logit_lens(
 ) -> LayerPredictions | list[LayerPredictions]:
     """What each layer predicts at each position of a prompt (or of each prompt of a list).
 
-    `prompt` is text, token ids, or a list of either; `messages` instead go through the chat
+    `prompt` is text, token ids, a list of either, or a tokenizer's output (input_ids,
+    attention_mask); `messages` instead go through the chat
     template. `layers` (0 .. n_layers) and `positions` may count from the end. `lens` "output"
     reads through W_U, "input" through W_E. `targets` names sets of tokens, {"right": [" Paris"]},
     whose probability each layer reports. `source` feeds the encoder of an encoder-decoder.
@@ -153,6 +154,9 @@ def _prompts(
         return [checkpoint.ids_of(ids, truncate=truncate)], True
     if isinstance(prompt, Tensor):
         prompt = prompt.tolist()
+    if isinstance(prompt, Mapping):
+        rows = unpadded(prompt)
+        return [checkpoint.ids_of(one, truncate=truncate) for one in rows], False
     several = not isinstance(prompt, str) and any(not isinstance(p, int) for p in prompt)
     if several:
         return [checkpoint.ids_of(one, truncate=truncate) for one in prompt], False

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lens.checkpoint.checkpoint import Checkpoint
-from lens.checkpoint.inputs import Inputs, refuse_left_padding
 from lens.errors import (
     ContextLengthError,
     LensError,
@@ -160,9 +159,31 @@ def test_replay_and_direct_give_the_same_predictions(name: str) -> None:
     np.testing.assert_allclose(direct.entropy_bits, replay.entropy_bits, atol=5e-5)
 
 
-def test_left_padding_needs_positions() -> None:
-    ids, mask = torch.tensor([[0, 5, 6]]), torch.tensor([[False, True, True]])
-    with pytest.raises(PromptError, match="padding before"):
-        refuse_left_padding(Inputs(ids=ids, mask=mask))
-    refuse_left_padding(Inputs(ids=ids, mask=mask, position_ids=torch.tensor([[0, 0, 1]])))
-    refuse_left_padding(Inputs(ids=ids, mask=mask.flip(-1)))
+LEFT = {
+    "input_ids": torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+}
+
+
+def test_a_tokenizers_right_padded_output_is_read_as_its_prompts(tied: Checkpoint) -> None:
+    right = {name: values.flip(-1) for name, values in LEFT.items()}
+    short, whole = tied.logit_lens(right)
+    assert short.input_ids.tolist() == [6, 5]
+    assert whole.input_ids.tolist() == [10, 9, 8, 7]
+
+
+def test_left_padding_needs_positions_that_count_from_0(tied: Checkpoint) -> None:
+    with pytest.raises(PromptError, match="Prompt 0 has padding before"):
+        tied.logit_lens(LEFT)
+    counted = {**LEFT, "position_ids": torch.tensor([[0, 0, 0, 1], [0, 1, 2, 3]])}
+    short, _ = tied.logit_lens(counted)
+    assert short.input_ids.tolist() == [5, 6]
+    with pytest.raises(PromptError, match="do not count"):
+        tied.logit_lens({**LEFT, "position_ids": torch.arange(4)})
+
+
+def test_a_mapping_that_holds_no_prompt_is_refused(tied: Checkpoint) -> None:
+    with pytest.raises(PromptError, match="Expected input_ids"):
+        tied.logit_lens({"ids": [3]})
+    with pytest.raises(PromptError, match="The attention mask has shape"):
+        tied.logit_lens({"input_ids": [[3, 4]], "attention_mask": [[1]]})
