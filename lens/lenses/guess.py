@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lens.lenses import reduction
 from lens.lenses.chunks import CHUNK_ROWS, Source
-from lens.lenses.reduction import has_numba
 from lens.lenses.sums import NOT_FOUND
 from lens.lenses.tiles import TILE_TOKENS, DirectRows
 
@@ -32,7 +32,7 @@ def guess_final_top(source: Source, *, max_rows: int = CHUNK_ROWS) -> Int[Tensor
     if readout.kind != "direct":
         return guess
     max_rows = min(max_rows, n_positions)
-    on_cpu = source.device.type == "cpu" and has_numba()
+    on_cpu = source.device.type == "cpu" and reduction.has_numba()
     narrow = on_cpu and multiplies_bfloat16()
     side = DirectRows(readout.unembedding, max_rows=max_rows, narrow=narrow)
     for begin in range(0, n_positions, max_rows):

@@ -21,7 +21,7 @@ from torch import Tensor
 from lens.errors import SelectionError, ShapeError
 from lens.lenses.chunks import Cells, Chunk, Reader, Source, plan
 from lens.lenses.guess import guess_final_top
-from lens.lenses.reduction import FusedReduction, TorchReduction, has_numba
+from lens.lenses.reduction import reduction_for
 from lens.lenses.rescoring import extra_candidates, rescore
 from lens.lenses.sums import FINAL_TOP, NATS_TO_BITS, OWN, TARGET, Sums
 
@@ -209,10 +209,8 @@ class _Job:
         top_k = self.top_k
         if self.mode == "fast":
             top_k = min(top_k + extra_candidates(top_k), self.source.d_vocab)
-        fused = ids.device.type == "cpu" and has_numba()
-        reduction = (FusedReduction if fused else TorchReduction)(
-            top_k=top_k, ids=ids, thresholds=chunk.chosen(ids[:OWN].clamp(min=0))
-        )
+        thresholds = chunk.chosen(ids[:OWN].clamp(min=0))
+        reduction = reduction_for(top_k=top_k, ids=ids, thresholds=thresholds)
         for first, lens, final in chunk.tiles():
             reduction.update(first, lens, final)
         return reduction.sums()

@@ -56,8 +56,7 @@ SOFT_CAP = (step("div", 40.0), step("tanh"), step("mul", 40.0))
 def path(request, monkeypatch):
     """Every law holds for the fused kernels and for torch alone."""
     if request.param == "torch":
-        monkeypatch.setattr("lens.lenses.projection.has_numba", lambda: False)
-        monkeypatch.setattr("lens.lenses.guess.has_numba", lambda: False)
+        monkeypatch.setattr("lens.lenses.reduction.has_numba", lambda: False)
     return request.param
 
 
