@@ -22,6 +22,7 @@ class CheckpointSummary:
     target: str
     tie: str
     tie_detail: str
+    tie_rows: tuple[tuple[str, str], ...]
     lookup_scale: float | None
     readout: str
     readout_steps: str
@@ -45,7 +46,7 @@ class CheckpointSummary:
                 f"context {self.n_ctx or 'unbounded'}, {self.dtype} on {self.device}",
             ),
             ("blocks", f"{self.blocks} ({self.residual_layout})"),
-            ("tie", self.tie_detail),
+            *self.tie_rows,
             ("lookup scale", scale),
             ("readout", f"{self.readout}: {self.readout_steps}"),
             ("proof", self.proof),
@@ -53,5 +54,6 @@ class CheckpointSummary:
             ("tokenizer", self.tokenizer or "none: pass token ids"),
         ]
         if self.why_not_direct:
-            rows.insert(8, ("not direct", self.why_not_direct))
+            at = next(i for i, (label, _) in enumerate(rows) if label == "proof")
+            rows.insert(at + 1, ("not direct", self.why_not_direct))
         return rows + [("note", note) for note in self.notes]

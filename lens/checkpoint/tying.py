@@ -1,28 +1,67 @@
 """Is the unembedding the embedding? Read from the tensors, never from the config alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-SHARED_PARAMETER = "shared parameter"
-SHARED_STORAGE = "shared storage"
-EQUAL_VALUES = "equal values, separate"
-UNTIED = "untied"
-NO_PAIR = "no pair of matrices"
+from lens.checkpoint.matrices import (
+    EQUAL_TO_A_SCALAR,
+    EQUAL_VALUES,
+    NO_PAIR,
+    ONE_TENSOR,
+    SHARED_PARAMETER,
+    SHARED_STORAGE,
+    UNREAD,
+    UNTIED,
+    NamedMatrix,
+    TiePair,
+    compare,
+    input_matrix,
+    max_abs_difference,
+    named_matrices,
+    output_matrix,
+    same_storage,
+)
+from lens.checkpoint.tie_cost import TieCost
+from lens.checkpoint.tie_flags import (
+    class_mapping,
+    config_flags,
+    config_says,
+    contradictions,
+    files_held,
+)
 
-_ROWS_AT_ONCE = 8192
+__all__ = [
+    "EQUAL_TO_A_SCALAR",
+    "EQUAL_VALUES",
+    "NO_PAIR",
+    "SHARED_PARAMETER",
+    "SHARED_STORAGE",
+    "UNREAD",
+    "UNTIED",
+    "TiePair",
+    "TieReport",
+    "input_matrix",
+    "max_abs_difference",
+    "output_matrix",
+    "report_tie",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TieReport:
-    """The verdict on W_E and W_U, and what the config says beside it.
+    """The verdict on W_E and W_U, and beside it what config, class and files say.
 
-    `verdict` is one of "shared parameter", "shared storage", "equal values, separate", "untied",
-    "no pair of matrices". `max_abs_difference` is the largest |W_E - W_U|, None where the shapes
-    differ. `parameters_saved` counts what sharing saves (d_vocab * d), `parameters_spent` what a
-    second matrix costs; one of them is 0. `contradictions` are sentences.
+    `verdict` is one of "shared parameter", "shared storage", "equal values, separate", "equal up
+    to a scalar", "untied", "separate, values not in memory", "no pair of matrices"; it is that of
+    the lookup and the unembedding of the stack that is read. `pairs` holds every pair: one, or
+    the three of an encoder-decoder, that one last. `max_abs_difference` is None where widths
+    differ. `flags` are the config's, by path; `class_mapping` what the class ties where the flag
+    says so; `files_held` says which matrices the files held, None where unknown.
+    `parameters_saved` counts V x d for each matrix that is another one's tensor, `parameters_spent`
+    for each distinct matrix beyond the first. `contradictions` are sentences.
     """
 
     verdict: str
@@ -31,126 +70,130 @@ class TieReport:
     input_shape: tuple[int, ...] | None
     output_shape: tuple[int, ...] | None
     max_abs_difference: float | None
+    cost: TieCost | None
     parameters_saved: int
     parameters_spent: int
     config_says_tied: bool | None
+    pairs: tuple[TiePair, ...] = ()
+    flags: dict[str, bool] = field(default_factory=dict)
+    class_mapping: tuple[tuple[str, str], ...] = ()
+    files_held: dict[str, bool] | None = None
     contradictions: tuple[str, ...] = ()
 
     @property
     def is_tied(self) -> bool:
         """True where both are one tensor, so that a change of one is a change of the other."""
-        return self.verdict in (SHARED_PARAMETER, SHARED_STORAGE)
+        return self.verdict in ONE_TENSOR
 
     def __str__(self) -> str:
         if self.verdict == NO_PAIR:
             return "no pair of embedding and unembedding matrices to compare"
-        facts = f"{self.input_name} {list(self.input_shape or ())} and {self.output_name} "
-        facts += f"{list(self.output_shape or ())}"
-        if self.is_tied:
-            end = f"one matrix, {self.parameters_saved:,} parameters saved"
-        elif self.max_abs_difference is None:
-            end = f"different shapes, {self.parameters_spent:,} parameters spent on the second"
-        else:
-            end = f"max |difference| {self.max_abs_difference:.3g}, "
-            end += f"{self.parameters_spent:,} parameters spent on the second"
-        return "; ".join([f"{self.verdict}: {facts}: {end}", *self.contradictions])
+        words = [str(self.pairs[-1])]
+        if self.parameters_saved:
+            words.append(f"{self.parameters_saved:,} parameters saved")
+        if self.parameters_spent:
+            words.append(f"{self.parameters_spent:,} parameters spent on more than one matrix")
+        return "; ".join([*words, *self.contradictions])
 
-
-def input_matrix(model: Any, *, seq2seq: bool) -> Tensor | None:
-    """W_E [d_vocab, d]: the lookup of the stack that is read (the decoder's in a seq2seq)."""
-    owner = model
-    if seq2seq and hasattr(model, "get_decoder"):
-        decoder = model.get_decoder()
-        if decoder is not None and getattr(decoder, "get_input_embeddings", None):
-            owner = decoder
-    embedding = owner.get_input_embeddings() or model.get_input_embeddings()
-    return getattr(embedding, "weight", None)
-
-
-def output_matrix(model: Any, readout: Any) -> Tensor | None:
-    """W_U [d_vocab, d]: the matrix of the direct readout, else that of the model's head."""
-    unembedding = getattr(readout, "unembedding", None)
-    if unembedding is not None:
-        return unembedding.weight
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return getattr(head, "weight", None)
-
-
-def report_tie(model: nn.Module, readout: Any, *, seq2seq: bool) -> TieReport:
-    """Compare W_E with W_U by identity, storage and value; V x d is streamed, nothing is copied."""
-    w_e, w_u = input_matrix(model, seq2seq=seq2seq), output_matrix(model, readout)
-    config_says = _config_flag(model)
-    if w_e is None or w_u is None:
-        return TieReport(
-            verdict=NO_PAIR,
-            input_name=None,
-            output_name=None,
-            input_shape=None,
-            output_shape=None,
-            max_abs_difference=None,
-            parameters_saved=0,
-            parameters_spent=0,
-            config_says_tied=config_says,
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, text) pairs: each pair, the flags, the class, the files, the cost."""
+        rows = [("tie", str(pair)) for pair in reversed(self.pairs)]
+        rows = rows or [("tie", str(self))]
+        flags = ", ".join(f"{name} {str(flag).lower()}" for name, flag in self.flags.items())
+        rows.append(("config says", flags or "nothing of a tie"))
+        mapped = ", ".join(
+            f"{name} := {source}" if source else name for name, source in self.class_mapping
         )
-    verdict, difference = _verdict(w_e, w_u)
-    tied = verdict in (SHARED_PARAMETER, SHARED_STORAGE)
+        rows.append(("class ties", mapped or "nothing"))
+        if self.files_held is not None:
+            held = ", ".join(
+                f"{name} {'yes' if there else 'no'}" for name, there in self.files_held.items()
+            )
+            rows.append(("files hold", held or "neither matrix"))
+        rows += [("contradiction", sentence) for sentence in self.contradictions]
+        if self.cost is not None:
+            rows += self.cost.rows(saved=self.parameters_saved, spent=self.parameters_spent)
+        return rows
+
+
+def report_tie(
+    model: nn.Module,
+    readout: Any,
+    *,
+    seq2seq: bool,
+    checkpoint_keys: frozenset[str] | None = None,
+) -> TieReport:
+    """Compare all matrices of a model by identity, storage and value; nothing is copied.
+
+    `readout` may be None: then W_U is that of the model's head. `checkpoint_keys` are the tensor
+    names of the files that the model came from.
+    """
+    matrices = named_matrices(model, readout, seq2seq=seq2seq)
+    # The pair that is read, decoder lookup and unembedding, comes last.
+    pairs = tuple(compare(a, b) for a, b in combinations(matrices, 2))
+    complete = bool(pairs) and matrices[-1].role == "unembedding"
+    read = pairs[-1] if complete else None
+    held = files_held(model, matrices, checkpoint_keys)
+    distinct = _distinct(matrices)
+    sizes = [m.tensor.numel() for m in matrices]
+    cost = _cost(model, matrices, distinct) if complete else None
     return TieReport(
-        verdict=verdict,
-        input_name=_name(model, w_e),
-        output_name=_name(model, w_u, last=True),
-        input_shape=tuple(w_e.shape),
-        output_shape=tuple(w_u.shape),
-        max_abs_difference=difference,
-        parameters_saved=w_u.numel() if tied else 0,
-        parameters_spent=0 if tied else w_u.numel(),
-        config_says_tied=config_says,
-        contradictions=_contradictions(config_says, tied=tied),
+        verdict=read.verdict if read else NO_PAIR,
+        input_name=read.first_name if read else None,
+        output_name=read.second_name if read else None,
+        input_shape=read.first_shape if read else None,
+        output_shape=read.second_shape if read else None,
+        max_abs_difference=read.max_abs_difference if read else None,
+        cost=cost,
+        parameters_saved=sum(sizes) - sum(m.tensor.numel() for m in distinct) if read else 0,
+        parameters_spent=sum(m.tensor.numel() for m in distinct[1:]) if read else 0,
+        config_says_tied=config_says(model),
+        pairs=pairs,
+        flags=config_flags(model),
+        class_mapping=class_mapping(model),
+        files_held=held,
+        contradictions=contradictions(model, matrices, pairs, checkpoint_keys) if read else (),
     )
 
 
-def _verdict(w_e: Tensor, w_u: Tensor) -> tuple[str, float | None]:
-    if w_e is w_u:
-        return SHARED_PARAMETER, 0.0
-    if w_e.is_meta or w_u.is_meta:
-        return UNTIED, None
-    same_place = w_e.untyped_storage().data_ptr() == w_u.untyped_storage().data_ptr()
-    if same_place and w_e.shape == w_u.shape and w_e.storage_offset() == w_u.storage_offset():
-        return SHARED_STORAGE, 0.0
-    if w_e.shape != w_u.shape:
-        return UNTIED, None
-    difference = max_abs_difference(w_e, w_u)
-    return (EQUAL_VALUES, 0.0) if difference == 0 else (UNTIED, difference)
+def _distinct(matrices: tuple[NamedMatrix, ...]) -> list[NamedMatrix]:
+    """One matrix for each place in memory."""
+    found: list[NamedMatrix] = []
+    for matrix in matrices:
+        if not any(_is_one(matrix, other) for other in found):
+            found.append(matrix)
+    return found
 
 
-def max_abs_difference(a: Float[Tensor, "d_vocab d"], b: Float[Tensor, "d_vocab d"]) -> float:
-    """The largest |a - b|, a block of rows at a time."""
-    largest = 0.0
-    for start in range(0, a.shape[0], _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        gap = (a[rows].detach().float() - b[rows].detach().to(a.device).float()).abs().max()
-        largest = max(largest, float(gap))
-    return largest
+def _is_one(a: NamedMatrix, b: NamedMatrix) -> bool:
+    if a.tensor is b.tensor:
+        return True
+    return a.values is not None and b.values is not None and same_storage(a.values, b.values)
 
 
-def _config_flag(model: nn.Module) -> bool | None:
-    config = getattr(model, "config", None)
-    flag = getattr(config, "tie_word_embeddings", None)
-    return None if flag is None else bool(flag)
+def _cost(
+    model: nn.Module, matrices: tuple[NamedMatrix, ...], distinct: list[NamedMatrix]
+) -> TieCost:
+    """With one matrix and with all: the rest of the model is what it is."""
+    each = [m.tensor.numel() for m in matrices]
+    held = sum(m.tensor.numel() for m in distinct)
+    rest = n_parameters(model) - held
+    return TieCost(
+        parameters=sum(each) - each[-1],
+        n_matrices=len(matrices),
+        n_parameters_tied=rest + each[-1],
+        n_parameters_untied=rest + sum(each),
+        bytes_per_parameter=matrices[-1].tensor.element_size(),
+        d_vocab=matrices[-1].tensor.shape[0],
+    )
 
 
-def _contradictions(config_says: bool | None, *, tied: bool) -> tuple[str, ...]:
-    if config_says is None or config_says == tied:
-        return ()
-    says, are = ("tied", "two tensors") if config_says else ("untied", "one tensor")
-    return (f"the config says {says}, but the matrices are {are}",)
+def n_parameters(model: nn.Module) -> int:
+    """Parameters of a model, each tensor once."""
+    return sum(p.numel() for p in {_place(p): p for p in model.parameters()}.values())
 
 
-def _name(model: nn.Module, parameter: Tensor, *, last: bool = False) -> str | None:
-    """The parameter's path in the model; the last of several for the output side."""
-    names = [
-        name
-        for name, p in model.named_parameters(remove_duplicate=False)
-        if p is parameter
-        or (not p.is_meta and p.data_ptr() == parameter.data_ptr() and p.shape == parameter.shape)
-    ]
-    return None if not names else names[-1 if last else 0]
+def _place(parameter: nn.Parameter) -> Any:
+    if parameter.is_meta or not parameter.numel():
+        return id(parameter)
+    return (parameter.data_ptr(), tuple(parameter.shape))

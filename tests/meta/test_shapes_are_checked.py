@@ -37,7 +37,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     ),
     "checkpoint.replay": ("ReplayReadout.logits", "states", (NOBODY, FLAT), (NOBODY, CUBE)),
     "checkpoint.trunk": ("Layout.native", "state", (NOBODY, FLAT), (NOBODY, CUBE)),
-    "checkpoint.tying": ("max_abs_difference", "b", (CUBE[0], CUBE[:, 0]), (CUBE[0], CUBE[0])),
+    "checkpoint.matrices": ("max_abs_difference", "b", (CUBE[0], CUBE[:, 0]), (CUBE[0], CUBE[0])),
     "lenses.chunks": ("DirectRows.chosen", "ids", (NOBODY, CUBE), (NOBODY, FLAT.long())),
     "lenses.projection": ("project", "states", (READOUT, FLAT), (READOUT, CUBE)),
     "lenses.reduction": ("TorchReduction.update", "lens", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE)),

