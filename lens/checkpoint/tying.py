@@ -88,12 +88,16 @@ class TieReport:
     def __str__(self) -> str:
         if self.verdict == NO_PAIR:
             return "no pair of embedding and unembedding matrices to compare"
-        words = [str(self.pairs[-1])]
+        facts = f"{self.verdict}: {self.input_name} {list(self.input_shape or ())} and "
+        facts += f"{self.output_name} {list(self.output_shape or ())}"
+        words = ["one matrix"] if self.is_tied else []
+        if not self.is_tied and self.max_abs_difference is not None:
+            words.append(f"max |difference| {self.max_abs_difference:.3g}")
         if self.parameters_saved:
             words.append(f"{self.parameters_saved:,} parameters saved")
         if self.parameters_spent:
-            words.append(f"{self.parameters_spent:,} parameters spent on more than one matrix")
-        return "; ".join([*words, *self.contradictions])
+            words.append(f"{self.parameters_spent:,} parameters spent on further matrices")
+        return "; ".join([f"{facts}: {', '.join(words)}", *self.contradictions])
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, text) pairs: each pair, the flags, the class, the files, the cost."""
