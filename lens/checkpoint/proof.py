@@ -125,9 +125,10 @@ def _proved_trunk(model: nn.Module, probe: Inputs, *, seq2seq: bool) -> tuple[Tr
         raise
     except Exception as error:
         raise UnsupportedArchitectureError(
-            f"{name} did not run on token ids alone: {type(error).__name__}: {error}. Missing "
-            "step: the forward. Check that the model itself runs with these inputs: "
-            f"{', '.join(arguments)}."
+            f"{name} did not run on token ids alone: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Missing step: the forward. Expected a model that needs "
+            f"nothing but {', '.join(arguments)}: neither audio, nor images, nor another model's "
+            "states. Check that it runs with these."
         ) from error
     trouble: str | None = None
     for trunk, witness in zip(trunks, witnesses, strict=True):

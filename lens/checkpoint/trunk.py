@@ -55,6 +55,13 @@ class Trunk:
         """Number of block calls; residual states have indices 0 .. n_layers."""
         return len(self.blocks)
 
+    def describe(self) -> str:
+        """What a residual state is in this model, in one line."""
+        parts = [str(self.layout)]
+        if not self.linked:
+            parts.append("changed again between blocks")
+        return ", ".join(parts)
+
     @property
     def distinct_blocks(self) -> tuple[nn.Module, ...]:
         """Each block module once."""

@@ -19,6 +19,7 @@ from tests.architectures.build import Architecture
 from tests.architectures.shrink import D_VOCAB
 
 EXACT, REFUSED, WRONG, UNBUILT = "exact", "refused", "WRONG", "not built"
+CRASHED = "crashed"
 _BATCH, _POS, _SOURCE = 2, 9, 6
 
 
@@ -61,7 +62,7 @@ def examine(architecture: Architecture) -> Row:
         )
     except LensError as error:
         return Row(**who, status=REFUSED, why=_one_line(error))
-    trouble = _trouble(point)
+    trouble = trouble_of(point)
     seconds = time.perf_counter() - started
     return Row(
         **who,
@@ -82,7 +83,7 @@ def some_inputs(point: Checkpoint) -> Inputs:
     return Inputs(ids=ids, source_ids=source if point.seq2seq else None)
 
 
-def _trouble(point: Checkpoint) -> str:
+def trouble_of(point: Checkpoint) -> str:
     """Empty where both readouts give the model's logits bit for bit, at two states."""
     inputs = some_inputs(point)
     last = point.capture(inputs, layers=[point.n_layers])[point.n_layers]
@@ -108,11 +109,11 @@ def _own_logits(point: Checkpoint, inputs: Inputs) -> Tensor:
 
 
 def _facts(point: Checkpoint) -> dict[str, Any]:
-    readout, layout = point.readout, point.trunk.layout
+    readout = point.readout
     facts = {
         "readout": readout.kind,
         "tied": "yes" if point.tie.is_tied else "no",
-        "layout": str(layout),
+        "layout": point.trunk.describe(),
         "target": point.target,
     }
     if not isinstance(readout, DirectReadout):
