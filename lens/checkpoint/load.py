@@ -127,9 +127,10 @@ def _of_folder(folder: Path, origin: Origin, wish: _Wish) -> tuple[Any, Any, Ori
     files = weights.find_weights(folder)
     if files is None:
         raise no_weights(folder)
+    known = origin.files_hash
     with ThreadPoolExecutor(1) as pool:
         # Beside the loading, which it takes about as long as.
-        digest = pool.submit(weights.hash_files, files.paths)
+        digest = None if known else pool.submit(weights.hash_files, files.paths)
         model, notes = open_folder(
             folder,
             weights=files,
@@ -146,7 +147,7 @@ def _of_folder(folder: Path, origin: Origin, wish: _Wish) -> tuple[Any, Any, Ori
     origin = dataclasses.replace(
         origin,
         format=origin.format or files.format,
-        files_hash=origin.files_hash or digest.result(),
+        files_hash=known if digest is None else digest.result(),
         checkpoint_keys=files.keys,
         notes=(*origin.notes, *notes, *([reason] if reason else [])),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from lens.errors import PromptError, TokenizerError
 
-_PROBES = ("Hello, world", "the", "a", "A", "0", "E V Q L", "。", "</s> the")
+_PROBES = ("Hello, world", "the", "a", "A", "0", "E V Q L", "。")
 """Texts of which a real tokenizer knows at least one; a character or protein model knows few."""
 
 _NO_TOKENIZER = (
@@ -68,22 +68,17 @@ def open_tokenizer(source: Any, *, d_vocab: int) -> Any:
 
 
 def why_unusable(tokenizer: Any, *, d_vocab: int) -> str | None:
-    """None where some plain text becomes known ids below `d_vocab`, else the reason.
+    """None where it knows some plain text, and all its ids are below `d_vocab`; else the reason.
 
     >>> why_unusable(lambda text, **_: {"input_ids": []}, d_vocab=10)
     'it turns every text into no known token'
     """
-    known: list[int] = []
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    for probe in _PROBES:
-        ids = _ids(tokenizer, probe, add_special_tokens=False)
-        if any(i != unknown for i in ids):
-            if max(ids) < d_vocab:
-                return None
-            known += ids
-    if not known:
+    found = {i for probe in _PROBES for i in _ids_or_none(tokenizer, probe)}
+    if not found - {getattr(tokenizer, "unk_token_id", None)}:
         return "it turns every text into no known token"
-    return f"it gives ids up to {max(known)}, the embedding has {d_vocab} rows"
+    if max(found) >= d_vocab:
+        return f"it gives ids up to {max(found)}, the embedding has {d_vocab} rows"
+    return None
 
 
 def encode(tokenizer: Any, text: str, *, d_vocab: int) -> list[int]:
@@ -114,7 +109,7 @@ def encode_target(tokenizer: Any, text: str, *, d_vocab: int) -> list[int]:
     """
     _require(tokenizer)
     _require_text(text)
-    ids = [int(i) for i in tokenizer(text_target=text)["input_ids"]]
+    ids = _ids(tokenizer, text, role="text_target")
     if not ids:
         raise TokenizerError(
             f"{type(tokenizer).__name__} turns {text[:40]!r} into no tokens at all. Pass token ids."
@@ -122,7 +117,7 @@ def encode_target(tokenizer: Any, text: str, *, d_vocab: int) -> list[int]:
     return _in_range(ids, tokenizer, d_vocab)
 
 
-def encode_messages(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def encode_messages(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
     """The ids of a conversation by the chat template, up to where the assistant would speak.
 
     Raises PromptError for messages without role and content, TokenizerError without a template.
@@ -217,8 +212,12 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _anchor(tokenizer: Any) -> list[int]:
-    ids = _ids(tokenizer, "a", add_special_tokens=False)
-    return ids if ids and _decode(tokenizer, ids).strip() == "a" else []
+    """Ids of a text that decodes to itself; empty where the tokenizer knows none."""
+    for text in ("a", "A", "0", "the"):
+        ids = _ids_or_none(tokenizer, text)
+        if ids and _decode(tokenizer, ids).strip() == text:
+            return ids
+    return []
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
@@ -231,9 +230,24 @@ def _unnamed(i: int) -> str:
     return f"[id {i}]"
 
 
-def _ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    # verbose=False: a warning about the model's length is not ours to give here.
-    return [int(i) for i in tokenizer(text, verbose=False, **options)["input_ids"]]
+def _ids(tokenizer: Any, text: str, *, role: str = "text", **options: Any) -> list[int]:
+    try:
+        # verbose=False: a warning about the model's length is not ours to give here.
+        return [int(i) for i in tokenizer(**{role: text}, verbose=False, **options)["input_ids"]]
+    # The Rust library raises a bare Exception, as for a character that a list without [UNK] lacks.
+    except Exception as error:
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} cannot encode {text[:40]!r} ({_first_line(error)}). "
+            "Leave out what it does not know, or pass token ids."
+        ) from error
+
+
+def _ids_or_none(tokenizer: Any, text: str) -> list[int]:
+    """The bare ids of a text that a tokenizer may not know: none where it does not."""
+    try:
+        return _ids(tokenizer, text, add_special_tokens=False)
+    except TokenizerError:
+        return []
 
 
 def _in_range(ids: list[int], tokenizer: Any, d_vocab: int) -> list[int]:
