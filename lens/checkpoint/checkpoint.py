@@ -211,8 +211,9 @@ class Checkpoint:
         `prompt` is text, token ids, a list of either or a tokenizer's output (then a list comes
         back); `messages` instead go through the chat template. `layers` (0 the embedding ..
         n_layers the output) and `positions` may count from the end. `lens` is "output" (through
-        W_U) or "input" (through W_E). `targets` names sets of tokens, {"right": [" Paris"]}, whose probability each layer
-        reports. `source` feeds the encoder of an encoder-decoder. All information is in bits.
+        W_U) or "input" (through W_E). `targets` names sets of tokens, {"right": [" Paris"]},
+        whose probability each layer reports. `source` feeds the encoder of an encoder-decoder.
+        All information is in bits.
 
         Raises PromptError, ContextLengthError, SelectionError, TokenizerError.
         """
