@@ -21,7 +21,12 @@ def layout(predictions: LayerPredictions, means: LayerMeans, frame: Frame) -> di
     return {
         "width": frame.width,
         "height": frame.height,
-        "margin": {"l": LEFT_PX, "r": BAR_PX, "t": frame.top, "b": frame.bottom},
+        "margin": {
+            "l": LEFT_PX,
+            "r": BAR_PX,
+            "t": frame.top,
+            "b": frame.height - frame.top - frame.row * frame.n_rows,
+        },
         "font": {"family": FONT, "size": 12, "color": INK},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,

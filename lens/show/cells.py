@@ -1,5 +1,6 @@
 """What each cell of the map says: its short text, its hover, its colour, its outline."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -128,33 +129,48 @@ def hover_template(predictions: LayerPredictions) -> str:
 def hover_parts(predictions: LayerPredictions) -> list[list[list[str]]]:
     """[layer][pos][part]: the strings that `hover_template` names, escaped for plotly.
 
-    Only what differs is stored, not the whole hover: at 512 x 31 that is 3 MB against 9.
+    Only what differs from cell to cell is stored, not the whole hover.
     """
     long = {
         token: for_plotly(text)
         for token, text in labels(predictions.vocabulary, max_chars=40).items()
     }
-    probability = np.exp2(predictions.top_logprob_bits.astype(np.float64))
-    columns = range(len(predictions.positions))
+    places = [
+        f"{id_label(predictions.input_ids[position], long)} at position {position}"
+        for position in predictions.positions.tolist()
+    ]
+    best = _scores(
+        predictions.final_top_ids,
+        predictions.final_top_logprob_bits,
+        predictions.final_top_rank,
+        long,
+        absent="none",
+    )
+    target = _scores(
+        predictions.target_ids,
+        predictions.target_logprob_bits,
+        predictions.target_rank,
+        long,
+        absent="none" if predictions.provenance.target == "same" else "none: the prompt ends here",
+    )
+    top = _candidates(predictions, long)
+    entropy, kl = predictions.entropy_bits.tolist(), predictions.kl_bits.tolist()
+    mass = predictions.self_copy_mass.tolist()
     return [
         [
             [
-                _place(predictions, column, long),
+                place,
                 str(layer),
-                *(
-                    f"{id_label(token, long)} {_percent(share)}"
-                    for token, share in zip(
-                        predictions.top_ids[row, column], probability[row, column], strict=True
-                    )
-                ),
-                _number(predictions.entropy_bits[row, column]),
-                _number(predictions.kl_bits[row, column]),
-                *_scored(predictions, row, column, long),
-                _percent(predictions.self_copy_mass[row, column]),
+                *top[row][column],
+                _number(entropy[row][column]),
+                _number(kl[row][column]),
+                best[row][column],
+                target[row][column],
+                _percent(mass[row][column]),
             ]
-            for column in columns
+            for column, place in enumerate(places)
         ]
-        for row, layer in enumerate(predictions.layers)
+        for row, layer in enumerate(predictions.layers.tolist())
     ]
 
 
@@ -188,38 +204,46 @@ def outlines(
     return x, y
 
 
-def _scored(p: LayerPredictions, row: int, column: int, shown: dict[int, str]) -> tuple[str, str]:
-    best = _token_line(
-        p.final_top_ids[column],
-        p.final_top_logprob_bits[row, column],
-        p.final_top_rank[row, column],
-        shown,
-    )
-    if p.target_ids[column] == NO_TOKEN:
-        return best, "none: the prompt ends here" if p.provenance.target == "next" else "none"
-    target = _token_line(
-        p.target_ids[column], p.target_logprob_bits[row, column], p.target_rank[row, column], shown
-    )
-    return best, target
+def _candidates(predictions: LayerPredictions, shown: dict[int, str]) -> list[list[list[str]]]:
+    """[layer][pos][k]: each of the top-k with its probability."""
+    shares = np.exp2(predictions.top_logprob_bits.astype(np.float64)).tolist()
+    ids = predictions.top_ids.tolist()
+    return [
+        [
+            [f"{id_label(t, shown)} {_percent(s)}" for t, s in zip(*cell, strict=True)]
+            for cell in zip(*row, strict=True)
+        ]
+        for row in zip(ids, shares, strict=True)
+    ]
 
 
-def _token_line(token: int, logprob_bits: float, rank: int, shown: dict[int, str]) -> str:
-    share = _percent(np.exp2(np.float64(logprob_bits)))
-    return f"{id_label(token, shown)} {share}, rank {rank:,}"
+def _scores(
+    ids: Int[np.ndarray, " pos"],
+    logprob_bits: Float[np.ndarray, "layer pos"],
+    ranks: Int[np.ndarray, "layer pos"],
+    shown: dict[int, str],
+    *,
+    absent: str,
+) -> list[list[str]]:
+    """[layer][pos]: the column's token, its probability in the layer, its rank."""
+    names = [None if token == NO_TOKEN else id_label(token, shown) for token in ids.tolist()]
+    shares = np.exp2(logprob_bits.astype(np.float64)).tolist()
+    return [
+        [
+            absent if name is None else f"{name} {_percent(share)}, rank {rank:,}"
+            for name, share, rank in zip(names, *row, strict=True)
+        ]
+        for row in zip(shares, ranks.tolist(), strict=True)
+    ]
 
 
 def _target_word(predictions: LayerPredictions) -> str:
     return "token here" if predictions.provenance.target == "same" else "next token"
 
 
-def _place(predictions: LayerPredictions, column: int, shown: dict[int, str]) -> str:
-    position = int(predictions.positions[column])
-    return f"{id_label(predictions.input_ids[position], shown)} at position {position}"
-
-
 def _percent(share: float) -> str:
-    return "–" if np.isnan(share) else f"{100 * float(share):.3g} %"
+    return "–" if math.isnan(share) else f"{100 * share:.3g} %"
 
 
 def _number(value: float) -> str:
-    return "–" if np.isnan(value) else f"{float(value):.3g}"
+    return "–" if math.isnan(value) else f"{value:.3g}"

@@ -24,11 +24,16 @@ class Frame:
     visible: int
     n_rows: int
     n_columns: int
+    hover_lines: int
     top: int
     bottom: int
     title: str
     source: str
     caption: str
+
+    def height_between(self, top: int, bottom: int) -> int:
+        """Height with these margins, at least that of a hover: plotly drops one that is higher."""
+        return max(top + self.row * self.n_rows + bottom, 16 * self.hover_lines + 40)
 
     @property
     def width(self) -> int:
@@ -38,7 +43,7 @@ class Frame:
     @property
     def height(self) -> int:
         """The whole figure's height."""
-        return self.top + self.row * self.n_rows + self.bottom
+        return self.height_between(self.top, self.bottom)
 
     @property
     def chars(self) -> int:
@@ -82,6 +87,7 @@ def measured(
         visible=visible,
         n_rows=n_rows,
         n_columns=n_columns,
+        hover_lines=predictions.top_ids.shape[-1] + 6,
         top=82 + 20 * len(heading) + 14 * len(source),
         bottom=66 + 15 * len(caption),
         title="<br>".join(heading),

@@ -25,7 +25,7 @@ from lens.show.frame import Frame, measured
 from lens.show.strip import AGREEMENT, layer_means, strip_traces
 from lens.show.table import prediction_table
 
-CONFIG: dict[str, Any] = {"displaylogo": False, "doubleClick": "reset", "scrollZoom": False}
+CONFIG: dict[str, Any] = {"displaylogo": False, "doubleClick": "reset", "typesetMath": False}
 
 
 def heatmap(

@@ -44,11 +44,12 @@ def _figure_json(predictions: LayerPredictions, colour: str) -> str:
     """The figure without its words, and the sizes that the page fits to the window."""
     means = layer_means(predictions)
     frame = measured(predictions, means, title="", max_width_px=1240)
+    height = frame.height_between(_TOP_PX, _BOTTOM_PX)
     figure = heatmap(predictions, colour=colour, title="", max_width_px=1240)
     figure.update_layout(
         title=None,
-        margin={"t": _TOP_PX, "b": _BOTTOM_PX},
-        height=_TOP_PX + frame.row * frame.n_rows + _BOTTOM_PX,
+        margin={"t": _TOP_PX, "b": height - _TOP_PX - frame.row * frame.n_rows},
+        height=height,
     )
     figure.layout.annotations = ()
     sizes = {
