@@ -112,9 +112,10 @@ class TorchReduction:
         final_below = final - final_nats.to(torch.float32)[:, None]
         weights = torch.exp(final_below)
         cross = torch.bmm(rearrange(below, "l p v -> p l v"), weights[..., None])[..., 0].T
-        columns = torch.stack([torch.ones_like(final_below), final_below], dim=-1)
-        both = torch.bmm(rearrange(powers, "l p v -> p l v"), columns)
-        total, reverse = both[..., 0].T.to(torch.float64), both[..., 1].T.to(torch.float64)
+        # The total is no product: a product adds in one long row, with fifty times the error.
+        total = powers.sum(-1).to(torch.float64)
+        reverse = torch.bmm(rearrange(powers, "l p v -> p l v"), final_below[..., None])
+        reverse = reverse[..., 0].T.to(torch.float64)
         squares = torch.linalg.vector_norm(powers, dim=-1).to(torch.float64).square()
         moment = below.mul_(powers).sum(-1).to(torch.float64)
         final_total = weights.sum(-1).to(torch.float64)
@@ -160,11 +161,12 @@ class _Best:
 
     def update(self, first: int, logits: Float[Tensor, "pos tile"]) -> None:
         """Look only into the blocks whose maximum reaches the worst that is kept."""
-        padding = -logits.shape[-1] % BLOCK_TOKENS
+        width = logits.shape[-1]
+        padding = -width % BLOCK_TOKENS
         if padding:
-            logits = torch.nn.functional.pad(logits, (0, padding), value=torch.nan)
+            logits = torch.nn.functional.pad(logits, (0, padding), value=-torch.inf)
         blocks = rearrange(logits, "p (b v) -> p b v", v=BLOCK_TOKENS)
-        highest = blocks.amax(-1) if not padding else blocks.nan_to_num(-torch.inf).amax(-1)
+        highest = blocks.amax(-1)
         worst, top_k = self.values[:, -1], self.values.shape[1]
         if first == 0 and highest.shape[1] >= top_k:
             # k blocks hold k logits at least as high as the k-th best of their maxima.
@@ -174,11 +176,15 @@ class _Best:
             return
         values = blocks[rows, block]
         pair, column = (values >= worst[rows, None]).nonzero(as_tuple=True)
-        tokens = first + block[pair] * BLOCK_TOKENS + column
-        self._merge(rows[pair], values[pair, column], tokens)
+        places = block[pair] * BLOCK_TOKENS + column
+        real = places < width
+        pair, column, places = pair[real], column[real], places[real]
+        self._merge(rows[pair], values[pair, column], places + first)
 
     def _merge(self, rows: Tensor, values: Tensor, tokens: Tensor) -> None:
         """Take in single logits, given by rising row and rising token."""
+        if not len(rows):
+            return
         counts = torch.bincount(rows, minlength=len(self.values))
         touched = counts.nonzero()[:, 0]
         places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]

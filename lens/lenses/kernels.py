@@ -1,11 +1,12 @@
 """Tiles of logits -> running sums, fused for the CPU with numba: one read of a tile from the cache.
 
-The sums are those of sums.py. No unsafe floating-point flag is set: NaN and infinity keep their
-meaning, and the order of every sum is fixed, so equal tiles give equal bits.
+The sums are those of sums.py. Multiply-adds may be fused, no other floating-point freedom is
+taken: NaN and infinity keep their meaning, and equal tiles give equal bits.
 """
 
 import math
 import typing
+from typing import Any
 
 import numba
 import numpy as np
@@ -31,7 +32,20 @@ _ROUND = float32(ROUND)
 _LOWEST = float32(-math.inf)
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+def _kernel(function: Any) -> Any:
+    """Compile at the first call, without the GIL; keep the result where a folder can be written.
+
+    numba keeps it beside this file or in the user's cache folder, and knows only this file's own
+    date: a change in lanes.py must touch this file too.
+    """
+    options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # neither folder can be written: compiled again in each process
+        return numba.njit(**options)(function)
+
+
+@_kernel
 @typing.no_type_check
 def _power(bits):
     """2^bits for one number; the arithmetic of `lanes`."""
@@ -48,7 +62,7 @@ def _power(bits):
     return series * float32(2.0**whole)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _scan(logits, target, top, highest):
     """Counts above two thresholds, and the maximum of each lane (every 16th logit)."""
@@ -63,7 +77,7 @@ def _scan(logits, target, top, highest):
     return above_target, above_top
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _candidates(logits, first, highest, values, ids):
     """Keep the best logits, best first; a tie goes to the lower id.
@@ -87,13 +101,13 @@ def _candidates(logits, first, highest, values, ids):
             ids[place] = token
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _before(logit, token, other_logit, other_token):
     return logit > other_logit or (logit == other_logit and token < other_token)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _highest_but(logits, lane, own):
     """The maximum of a lane, one place left out."""
@@ -104,7 +118,7 @@ def _highest_but(logits, lane, own):
     return highest
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _advance(old, highest):
     """The new reference in bits, a finite one, and by how much older sums shift and shrink."""
@@ -117,7 +131,7 @@ def _advance(old, highest):
     return new, offset, shift, 1.0 if shift == 0.0 else 2.0**shift
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _weigh(logits, offset, weights, own):
     """Powers of the logits into `weights`, 0 at the own token; gives their sum."""
@@ -134,7 +148,7 @@ def _weigh(logits, offset, weights, own):
     return total
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _sum(logits, final, weights, offset):
     """The five sums of a tile row, see `sum_lanes`."""
@@ -158,7 +172,7 @@ def _sum(logits, final, weights, offset):
     return total, moment, squares, final_cross, lens_cross
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _cross_of_infinite(logits, final, weights, offset, final_offset, own):
     """The two cross sums where some logits are infinite: a probability of 0 counts nothing."""
@@ -175,7 +189,7 @@ def _cross_of_infinite(logits, final, weights, offset, final_offset, own):
     return final_cross, lens_cross
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _final_row(first, logits, own, highest, weights, sums, top_value, top_id):
     """Take in the model's own row: its weights for this tile, and how its older sums shrank."""
@@ -190,7 +204,7 @@ def _final_row(first, logits, own, highest, weights, sums, top_value, top_id):
     return offset, shrink
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def _lens_row(logits, final, weights, highest, own, final_offset, final_shrink, sums):
     """Take in one row of the lens; the own token's place, if it is here, is overwritten."""
@@ -211,7 +225,7 @@ def _lens_row(logits, final, weights, highest, own, final_offset, final_shrink, 
     sums[0] = new
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def reduce_tile(
     first, lens, final, ids, thresholds, sums, final_sums, above, top_values, top_ids,
@@ -243,7 +257,7 @@ def reduce_tile(
             _lens_row(logits, final[p], weights, highest, own, offset, shrink, sums[layer, p])
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 @typing.no_type_check
 def best_of_tile(first, logits, top_values, top_ids):
     """Keep the best logits of each row [pos, tile], and their tokens."""

@@ -10,6 +10,9 @@ from jaxtyping import Float, Int
 
 NATS_TO_BITS = 1.0 / np.log(2.0)
 
+PerCell = Float[np.ndarray, "*cells"] | np.floating
+"""One number for each cell; a bare number where there are no leading axes."""
+
 
 def logprob_bits(
     logits: Float[np.ndarray, "*cells d_vocab"],
@@ -20,10 +23,10 @@ def logprob_bits(
     array([-2., -2., -2., -2.])
     """
     logits = logits.astype(np.float64)
-    return logits * NATS_TO_BITS - lse_bits(logits)[..., None]
+    return logits * NATS_TO_BITS - np.asarray(lse_bits(logits))[..., None]
 
 
-def lse_bits(logits: Float[np.ndarray, "*cells d_vocab"]) -> Float[np.ndarray, "*cells"]:
+def lse_bits(logits: Float[np.ndarray, "*cells d_vocab"]) -> PerCell:
     """log2 of the sum of e^logit."""
     logits = logits.astype(np.float64)
     maximum = logits.max(axis=-1, keepdims=True)
@@ -33,15 +36,15 @@ def lse_bits(logits: Float[np.ndarray, "*cells d_vocab"]) -> Float[np.ndarray, "
     return (total + reference[..., 0]) * NATS_TO_BITS
 
 
-def entropy_bits(logits: Float[np.ndarray, "*cells d_vocab"]) -> Float[np.ndarray, "*cells"]:
+def entropy_bits(logits: Float[np.ndarray, "*cells d_vocab"]) -> PerCell:
     """The entropy of the softmax; log2(d_vocab) at most."""
     logprobs = logprob_bits(logits)
-    return -_mean(np.exp2(logprobs), logprobs)
+    return -_mean(np.exp2(logprobs), logprobs) + 0.0
 
 
 def kl_bits(
     final: Float[np.ndarray, "*cells d_vocab"], lens: Float[np.ndarray, "*cells d_vocab"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """Forward KL(p || q): bits lost by coding the model's own prediction with the lens'."""
     p, q = logprob_bits(final), logprob_bits(lens)
     return _mean(np.exp2(p), _difference(p, q))
@@ -49,14 +52,14 @@ def kl_bits(
 
 def reverse_kl_bits(
     final: Float[np.ndarray, "*cells d_vocab"], lens: Float[np.ndarray, "*cells d_vocab"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """Reverse KL(q || p)."""
     return kl_bits(lens, final)
 
 
 def js_bits(
     final: Float[np.ndarray, "*cells d_vocab"], lens: Float[np.ndarray, "*cells d_vocab"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """The Jensen-Shannon divergence: 0 for equal distributions, 1 bit for disjoint ones."""
     p, q = logprob_bits(final), logprob_bits(lens)
     middle = np.logaddexp2(p, q) - 1.0
@@ -67,7 +70,7 @@ def js_bits(
 
 def total_variation(
     final: Float[np.ndarray, "*cells d_vocab"], lens: Float[np.ndarray, "*cells d_vocab"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """Half the L1 distance: the probability mass that would have to move, 0 to 1."""
     p, q = np.exp2(logprob_bits(final)), np.exp2(logprob_bits(lens))
     return 0.5 * np.abs(p - q).sum(axis=-1)
@@ -75,7 +78,7 @@ def total_variation(
 
 def cross_entropy_bits(
     logits: Float[np.ndarray, "*cells d_vocab"], ids: Int[np.ndarray, "*cells"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """-log2 of the probability of one token for each cell."""
     return -_pick(logprob_bits(logits), ids)
 
@@ -101,7 +104,7 @@ def ties(
 
 def reciprocal_rank(
     logits: Float[np.ndarray, "*cells d_vocab"], ids: Int[np.ndarray, "*cells"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """1 / (1 + rank + half the ties); its mean is the MRR."""
     return 1.0 / (1.0 + rank(logits, ids) + 0.5 * ties(logits, ids))
 
@@ -122,15 +125,13 @@ def top_k_overlap(
     final: Float[np.ndarray, "*cells d_vocab"],
     lens: Float[np.ndarray, "*cells d_vocab"],
     top_k: int,
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """The share of the model's `top_k` tokens that are among the lens' `top_k`."""
     a, b = top_ids(final, top_k), top_ids(lens, top_k)
     return (a[..., :, None] == b[..., None, :]).any(axis=-1).mean(axis=-1)
 
 
-def set_logprob_bits(
-    logits: Float[np.ndarray, "*cells d_vocab"], ids: tuple[int, ...]
-) -> Float[np.ndarray, "*cells"]:
+def set_logprob_bits(logits: Float[np.ndarray, "*cells d_vocab"], ids: tuple[int, ...]) -> PerCell:
     """log2 of the summed probability of a set of tokens."""
     logits = logits.astype(np.float64)
     return lse_bits(logits[..., list(ids)]) - lse_bits(logits)
@@ -138,14 +139,14 @@ def set_logprob_bits(
 
 def self_copy_mass(
     lens: Float[np.ndarray, "*cells d_vocab"], input_ids: Int[np.ndarray, "*cells"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """The probability that the lens gives to the token standing at the position."""
     return np.exp2(_pick(logprob_bits(lens), input_ids))
 
 
 def rest_lse_bits(
     logits: Float[np.ndarray, "*cells d_vocab"], ids: Int[np.ndarray, "*cells"]
-) -> Float[np.ndarray, "*cells"]:
+) -> PerCell:
     """log2 of the sum of e^logit over all tokens but one.
 
     Minus `lse_bits` this is log2(1 - q(x)), exact also where q(x) rounds to 1.
@@ -157,7 +158,7 @@ def copy_split_bits(
     final: Float[np.ndarray, "*cells d_vocab"],
     lens: Float[np.ndarray, "*cells d_vocab"],
     input_ids: Int[np.ndarray, "*cells"],
-) -> tuple[Float[np.ndarray, "*cells"], Float[np.ndarray, "*cells"]]:
+) -> tuple[PerCell, PerCell]:
     """KL(p || q) as two terms: whether the input token x is repeated, and the rest.
 
     KL = KL_bin(p(x) || q(x)) + (1 - p(x)) KL(p_-x || q_-x), exactly.
@@ -171,14 +172,12 @@ def copy_split_bits(
     return copied, remainder
 
 
-def collision_mass(logits: Float[np.ndarray, "*cells d_vocab"]) -> Float[np.ndarray, "*cells"]:
+def collision_mass(logits: Float[np.ndarray, "*cells d_vocab"]) -> PerCell:
     """The sum of squared probabilities: the chance that two draws agree."""
     return np.square(np.exp2(logprob_bits(logits))).sum(axis=-1)
 
 
-def brier(
-    logits: Float[np.ndarray, "*cells d_vocab"], ids: Int[np.ndarray, "*cells"]
-) -> Float[np.ndarray, "*cells"]:
+def brier(logits: Float[np.ndarray, "*cells d_vocab"], ids: Int[np.ndarray, "*cells"]) -> PerCell:
     """The summed squared difference from the one-hot outcome: 0 is perfect, 2 the worst."""
     probability = np.exp2(_pick(logprob_bits(logits), ids))
     return collision_mass(logits) - 2 * probability + 1
@@ -199,7 +198,7 @@ def _log_mean_exp2(logprobs: np.ndarray) -> np.ndarray:
     return np.logaddexp2.reduce(logprobs, axis=0) - np.log2(len(logprobs))
 
 
-def _mean(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _mean(weights: np.ndarray, values: np.ndarray) -> PerCell:
     """A weighted sum in which a weight of 0 counts nothing, even against an infinite value."""
     with np.errstate(invalid="ignore"):
         return np.where(weights == 0, 0.0, weights * values).sum(axis=-1)

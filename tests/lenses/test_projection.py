@@ -1,55 +1,27 @@
 """The projection against its float64 definitions, from the same states."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+from lens.checkpoint.readout import Step
 from lens.errors import SelectionError, ShapeError
-from lens.lenses.projection import project
 from lens.measuring import metrics
-
-V, D, L, T = 1500, 24, 5, 37
-
-
-def make_readout(seed=0, *, steps=(), bias=True, dtype=torch.float32, gain=3.0, d_vocab=V):
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(d_vocab, D, generator=generator).to(dtype)
-    offset = torch.randn(d_vocab, generator=generator).to(dtype) if bias else None
-    unembedding = SimpleNamespace(weight=weight, bias=offset, steps=steps)
-
-    def prepare(states):
-        return torch.nn.functional.rms_norm(states, states.shape[-1:]) * gain
-
-    def logits(states, inputs=None):
-        out = prepare(states) @ weight.T
-        out = out if offset is None else out + offset
-        for step in steps:
-            out = torch.tanh(out) if step.kind == "tanh" else getattr(out, step.kind)(step.value)
-        return out
-
-    return SimpleNamespace(
-        kind="direct", d_vocab=d_vocab, unembedding=unembedding, prepare=prepare, logits=logits
-    )
-
-
-def make_replay(direct):
-    def logits(states, inputs=None):
-        assert states.ndim == 3
-        assert states.shape[0] == 1
-        return direct.logits(states)
-
-    return SimpleNamespace(kind="replay", d_vocab=direct.d_vocab, logits=logits)
-
-
-def step(kind, value=None):
-    return SimpleNamespace(kind=kind, value=value)
-
-
-SOFT_CAP = (step("div", 40.0), step("tanh"), step("mul", 40.0))
+from tests.lenses.reading import (
+    SOFT_CAP,
+    L,
+    T,
+    V,
+    exact_logits,
+    make_readout,
+    make_replay,
+    make_states,
+    read,
+    tokens,
+)
 
 
 @pytest.fixture(autouse=True, params=["fused", "torch"])
@@ -62,37 +34,7 @@ def path(request, monkeypatch):
 
 @pytest.fixture
 def states():
-    return torch.randn(L, T, D, generator=torch.Generator().manual_seed(1))
-
-
-def tokens(seed, d_vocab=V):
-    ids = torch.randint(0, d_vocab, (T,), generator=torch.Generator().manual_seed(seed))
-    ids[-1] = -1
-    return ids
-
-
-def read(readout, states, **options):
-    given = {
-        "final_states": states[-1],
-        "input_ids": tokens(2),
-        "target_ids": tokens(3),
-        "sets": ((1, 5, 9), (7,)),
-    } | options
-    return project(readout, states, **given)
-
-
-def exact_logits(readout, states):
-    """The logits in float64, from the same prepared rows."""
-    rows = readout.prepare(states).double()
-    unembedding = readout.unembedding
-    logits = rows @ unembedding.weight.double().T
-    if unembedding.bias is not None:
-        logits = logits + unembedding.bias.double()
-    for each in unembedding.steps:
-        logits = (
-            torch.tanh(logits) if each.kind == "tanh" else getattr(logits, each.kind)(each.value)
-        )
-    return logits.numpy()
+    return make_states()
 
 
 def assert_equals_oracle(result, lens, final):
@@ -128,7 +70,7 @@ def assert_equals_oracle(result, lens, final):
     assert np.isnan(result.self_copy_mass[:, -1]).all()
 
 
-@pytest.mark.parametrize("steps", [(), SOFT_CAP, (step("mul", 0.0625),), (step("div", 8.0),)])
+@pytest.mark.parametrize("steps", [(), SOFT_CAP, (Step("mul", 0.0625),), (Step("div", 8.0),)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_every_number_equals_its_definition(states, steps, bias):
     readout = make_readout(steps=steps, bias=bias)
