@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the lines of a page are its own
 """Writes docs/tying.md: what `lens inspect` tells of real checkpoints.
 
     LENS_TEST_MODELS=FOLDER python docs/tying.py
