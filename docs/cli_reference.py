@@ -5,7 +5,7 @@ import io
 import os
 from pathlib import Path
 
-COMMANDS = ("", "demo", "inspect", "run")
+COMMANDS = ("", "demo", "inspect", "run", "measure", "compare")
 PAGE = Path(__file__).with_name("cli.md")
 COLUMNS = "100"
 

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
         UnsupportedModelStateError,
     )
     from lens.lenses.predictions import LayerPredictions, Provenance
+    from lens.measuring.compare import compare
+    from lens.measuring.comparison import Comparison
+    from lens.measuring.measure import measure
+    from lens.measuring.profile import LensProfile
+    from lens.measuring.profile_file import read_profile
     from lens.show.export import export
     from lens.show.heatmap import heatmap
     from lens.show.tables import read_predictions
@@ -45,6 +50,7 @@ __all__ = [
     "CaptureError",
     "Checkpoint",
     "CheckpointNotFoundError",
+    "Comparison",
     "ContextLengthError",
     "Corpus",
     "CorpusError",
@@ -54,6 +60,7 @@ __all__ = [
     "IncompleteCheckpointError",
     "LayerPredictions",
     "LensError",
+    "LensProfile",
     "MissingPackageError",
     "PromptError",
     "Provenance",
@@ -65,27 +72,35 @@ __all__ = [
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",
+    "compare",
     "export",
     "heatmap",
     "load",
     "load_states",
+    "measure",
     "read_corpus",
     "read_predictions",
+    "read_profile",
     "save_states",
 ]
 
 _HOMES = {
     "Checkpoint": "lens.checkpoint.checkpoint",
+    "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
     "Document": "lens.corpus",
     "LayerPredictions": "lens.lenses.predictions",
+    "LensProfile": "lens.measuring.profile",
     "Provenance": "lens.lenses.predictions",
+    "compare": "lens.measuring.compare",
     "export": "lens.show.export",
     "heatmap": "lens.show.heatmap",
     "load": "lens.checkpoint.load",
     "load_states": "lens.checkpoint.states",
+    "measure": "lens.measuring.measure",
     "read_corpus": "lens.corpus",
     "read_predictions": "lens.show.tables",
+    "read_profile": "lens.measuring.profile_file",
     "save_states": "lens.checkpoint.states",
 }
 """Where a public name lives; every other one is an error class, in `lens.errors`."""

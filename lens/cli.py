@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lens import __version__
+from lens import __version__, cli_measure
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
 from lens.cli_files import made, require_folder
@@ -136,6 +136,12 @@ def run(
         trust_remote_code=trust_remote_code,
     )
     _read(checkpoint, prompt, reading, output=output, colour=colour)
+
+
+app.command(cls=Command, short_help="A lens over a corpus: quality by layer.")(cli_measure.measure)
+app.command(cls=Command, short_help="Two checkpoints' lenses over the same documents.")(
+    cli_measure.compare
+)
 
 
 def _read(

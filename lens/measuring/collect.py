@@ -14,9 +14,19 @@ from torch import Tensor
 from lens.checkpoint.readout import DirectReadout, Step
 from lens.lenses.projection import Projection, project
 from lens.measuring import histograms
+from lens.measuring.columns import (
+    BINS,
+    COUNTS,
+    FINAL_SUMS,
+    OF_TARGETS,
+    SAMPLED,
+    SUMS,
+    TAUS,
+    TOP_K,
+)
 from lens.measuring.depth import KINDS, N_ENTROPY_BINS, depth_counts
 from lens.measuring.reading import Reading
-from lens.measuring.second_pass import TAUS, second_pass
+from lens.measuring.second_pass import second_pass
 from lens.measuring.windows import NO_TOKEN, Window
 
 if TYPE_CHECKING:
@@ -25,36 +35,6 @@ if TYPE_CHECKING:
 NATS_TO_BITS = 1.0 / np.log(2.0)
 BATCH_POSITIONS = 1024
 """About this many positions pass the model at once."""
-
-TOP_K = 5
-SUMS = (
-    "kl_bits",
-    "reverse_kl_bits",
-    "entropy_bits",
-    "nll_bits",
-    "brier",
-    "reciprocal_rank",
-    "agreement",
-    "top_k_overlap",
-    "final_top_reciprocal_rank",
-    "final_top_nll_bits",
-    "self_copy_mass",
-    "copies",
-    "zero_kl_bits",
-)
-"""Sums over the positions of a document, for each layer; `zero_...` over its positions 0."""
-
-OF_TARGETS = frozenset({"nll_bits", "brier", "reciprocal_rank"})
-"""Sums over the positions that have a target."""
-
-SAMPLED = ("js_bits", "total_variation", "copy_bits", "rest_bits")
-"""Sums of the second pass, over a sample of positions: they need both normalisers first."""
-
-COUNTS = ("n", "n_targets", "n_zero", "n_bytes", "n_sampled")
-FINAL_SUMS = ("entropy_bits", "nll_bits", "baseline_kl_bits", "baseline_js_bits")
-"""Sums over the model's own distributions; against the context-free guess 0 without one."""
-
-BINS = ("count", "scored", "correct", "confidence_units", "scored_units", "final_units")
 
 
 @dataclass

@@ -15,10 +15,10 @@ from lens.corpus import Corpus, read_corpus
 from lens.errors import SelectionError
 from lens.lenses.logit import provenance
 from lens.measuring.baseline import Baseline, baseline_hash, fit_baseline
-from lens.measuring.collect import BINS, COUNTS, FINAL_SUMS, SAMPLED, SUMS, Tally, tally
+from lens.measuring.collect import Tally, tally
+from lens.measuring.columns import BINS, COUNTS, FINAL_SUMS, MAX_POSITIONS, SAMPLED, SUMS
 from lens.measuring.profile import N_FOLDS, LensProfile, ProfileProvenance, merged
 from lens.measuring.reading import Reading, Translator, reading_of
-from lens.measuring.second_pass import MAX_POSITIONS
 from lens.measuring.shards import Shards
 from lens.measuring.windows import Windows, windows_of
 

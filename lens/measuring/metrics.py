@@ -191,7 +191,7 @@ def marginal_bias_bits(
     Never above the mean of `kl_bits`, by joint convexity. Source: Belrose et al. 2023.
     """
     p, q = _log_mean_exp2(logprob_bits(final)), _log_mean_exp2(logprob_bits(lens))
-    return float(_mean(np.exp2(p)[None], _difference(p, q)[None])[0])
+    return float(_mean(np.exp2(p), _difference(p, q)))
 
 
 def _log_mean_exp2(logprobs: np.ndarray) -> np.ndarray:

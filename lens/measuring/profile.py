@@ -12,10 +12,9 @@ from jaxtyping import Float, Int
 from lens.errors import ProvenanceError, SelectionError
 from lens.lenses.predictions import Provenance
 from lens.measuring.calibration import Calibration, calibration
-from lens.measuring.collect import OF_TARGETS, SAMPLED
+from lens.measuring.columns import OF_TARGETS, SAMPLED, TAUS
 from lens.measuring.depth import KINDS
 from lens.measuring.histograms import quantile, trimmed_mean
-from lens.measuring.second_pass import TAUS
 from lens.measuring.skill import area, marginal_bias_bits, skill
 from lens.measuring.statistics import Interval, bootstrap, mean_interval
 

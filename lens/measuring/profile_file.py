@@ -13,11 +13,10 @@ import numpy as np
 
 from lens.errors import ExportError, ResultFileError
 from lens.lenses.predictions import Provenance
-from lens.measuring.collect import BINS, COUNTS, FINAL_SUMS, SAMPLED, SUMS
+from lens.measuring.columns import BINS, COUNTS, FINAL_SUMS, SAMPLED, SUMS, TAUS
 from lens.measuring.depth import KINDS, N_ENTROPY_BINS
 from lens.measuring.histograms import N_BINS
 from lens.measuring.profile import N_FOLDS, LensProfile, ProfileProvenance
-from lens.measuring.second_pass import TAUS
 
 FORMAT = "lens-profile-1"
 

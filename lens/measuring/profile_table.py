@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens.measuring.collect import SAMPLED, SUMS
+from lens.measuring.columns import SAMPLED, SUMS
 from lens.measuring.profile import LensProfile
 
 if TYPE_CHECKING:

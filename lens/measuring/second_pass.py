@@ -12,15 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens.errors import UnsupportedArchitectureError
-
-MAX_POSITIONS = 4096
-"""Most positions of a whole corpus that the second pass takes."""
-
-TAUS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-"""Temperatures that are tried; the best is the grid's, so it is known to about a tenth."""
-
-MARGINAL_UNIT = 2.0**-50
-"""What one step of a summed distribution stands for: 4,096 positions fill 62 bits at most."""
+from lens.measuring.columns import MARGINAL_UNIT, TAUS
 
 _LOG2_E = 1.4426950408889634
 

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-from lens.measuring.second_pass import MARGINAL_UNIT
+from lens.measuring.columns import MARGINAL_UNIT
 
 FLOOR = -1.0
 """Skill has no lower bound: in an area it counts as no less than this."""

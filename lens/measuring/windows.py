@@ -100,7 +100,14 @@ def _encoded(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]
     """Ids without special tokens, and their places in the text where the tokenizer tells."""
     offsets = bool(getattr(tokenizer, "is_fast", False))
     more = {"return_offsets_mapping": True} if offsets else {}
-    encoded = tokenizer(text, add_special_tokens=False, verbose=False, **more)
+    try:
+        encoded = tokenizer(text, add_special_tokens=False, verbose=False, **more)
+    # The Rust library raises the bare class for a character that it cannot spell.
+    except Exception as error:
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} cannot read {text[:40]!r}…: {error}. Leave such documents "
+            "out, or pass token ids."
+        ) from error
     ids = [int(i) for i in encoded["input_ids"]]
     return ids, [tuple(o) for o in encoded["offset_mapping"]] if offsets else None
 

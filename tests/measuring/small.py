@@ -1,5 +1,6 @@
 """Small random checkpoints and corpora of token ids for measurements."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,13 @@ from lens.corpus import Corpus, read_corpus
 from tests.checkpoint.tiny import BY_NAME, D_VOCAB
 
 
-def checkpoint(name: str = "gpt2", *, tied: bool = False, tokenizer: Any = None) -> Checkpoint:
-    model = BY_NAME[name].build(tied=tied)
+def checkpoint(
+    name: str = "gpt2", *, tied: bool = False, tokenizer: Any = None, n_layers: int | None = None
+) -> Checkpoint:
+    tiny = BY_NAME[name]
+    if n_layers is not None:
+        tiny = replace(tiny, config={**tiny.config, "num_hidden_layers": n_layers})
+    model = tiny.build(tied=tied)
     return Checkpoint.from_model(
         model, tokenizer=tokenizer, origin=Origin(model_id=f"tiny-{name}", format="memory")
     )
@@ -25,14 +31,14 @@ def id_corpus(count: int = 9, length: int = 30, *, seed: int = 0) -> Corpus:
     )
 
 
-def word_tokenizer(*, special: bool) -> Any:
+def word_tokenizer(*, special: bool, more: str = "") -> Any:
     """A fast tokenizer of words, with a beginning and an end token where asked."""
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     words = {"[UNK]": 0, "<s>": 1, "</s>": 2}
-    words |= {w: i for i, w in enumerate("abcdefghijé漢", 3)}
+    words |= {w: i for i, w in enumerate("abcdefghijé漢" + more, 3)}
     made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if special:

@@ -17,10 +17,10 @@ from lens.errors import (
 )
 from lens.lenses.logit import readout_of
 from lens.measuring import metrics
+from lens.measuring.columns import TAUS
 from lens.measuring.measure import Progress, measure
 from lens.measuring.profile import LensProfile, merged
 from lens.measuring.profile_file import read_profile
-from lens.measuring.second_pass import TAUS
 from tests.measuring.small import checkpoint, id_corpus
 
 ROOT = Path(__file__).parents[2]
