@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from lens.checkpoint.quantized import plain_parts
+
 _PART_BYTES = 1 << 24
 
 
@@ -22,8 +24,9 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
             whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             if tensor.is_meta:
                 continue
-            for digest in pool.map(_digest, _parts(tensor)):
-                whole.update(digest)
+            for plain in plain_parts(tensor):
+                for digest in pool.map(_digest, _parts(plain)):
+                    whole.update(digest)
     return whole.hexdigest()
 
 

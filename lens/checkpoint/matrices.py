@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lens.checkpoint.quantized import dequantized, is_plain
+
 SHARED_PARAMETER = "shared parameter"
 SHARED_STORAGE = "shared storage"
 EQUAL_VALUES = "equal values, separate"
@@ -142,7 +144,8 @@ def max_abs_difference(a: Float[Tensor, "d_vocab d"], b: Float[Tensor, "d_vocab 
 
 def same_storage(a: Tensor, b: Tensor) -> bool:
     """True where both begin at one place in memory and step through it alike."""
-    if a.is_meta or b.is_meta or a.device != b.device:
+    # A quantised tensor is a shell around others: all shells have the address 0.
+    if a.is_meta or b.is_meta or a.device != b.device or not (is_plain(a) and is_plain(b)):
         return False
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.dtype == b.dtype
 
@@ -232,6 +235,8 @@ def _named(model: nn.Module, module: Any, tensor: Tensor, role: str) -> NamedMat
 def _in_memory(module: Any, tensor: Tensor) -> Tensor | None:
     """The values of a matrix; accelerate keeps those of an offloaded one beside its hook."""
     if not tensor.is_meta:
+        if not is_plain(tensor):
+            return dequantized(tensor)
         return tensor if tensor.is_floating_point() else None
     hook = getattr(module, "_hf_hook", None)
     for one in (hook, *getattr(hook, "hooks", ())):

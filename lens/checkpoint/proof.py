@@ -176,7 +176,7 @@ def _proved_direct(
         direct = compose()
         trouble = witness.mismatch(direct.logits) or _mixes_rows(direct, witness)
     except (UnsupportedArchitectureError, ShapeError) as error:
-        return None, str(error)
+        return None, str(error).rstrip(".")
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         return None, f"the composed tail does not run row by row: {error}"
     return (None, trouble) if trouble else (direct, None)

@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lens.checkpoint.quantized import is_plain
 from lens.checkpoint.readout import DirectReadout, Step, Unembedding
 from lens.checkpoint.tape import Event, TailPath
 from lens.errors import UnsupportedArchitectureError
@@ -182,7 +183,7 @@ def _unembedding(event: Event, source: Tensor, model: nn.Module) -> Unembedding:
     if given["input"] is not source:
         raise UnsupportedArchitectureError("The state enters the vocabulary product as its matrix.")
     if (
-        type(weight) not in (Tensor, nn.Parameter)
+        not is_plain(weight)
         or weight.is_meta
         or not weight.is_floating_point()
     ):
@@ -190,9 +191,11 @@ def _unembedding(event: Event, source: Tensor, model: nn.Module) -> Unembedding:
             f"The unembedding is a {type(weight).__name__} on {weight.device}; a plain matrix of "
             "floating-point numbers in memory is needed to multiply by parts of it."
         )
-    if not any(weight is p or weight.data_ptr() == p.data_ptr() for p in model.parameters()):
+    held = [p for p in model.parameters() if is_plain(p) and not p.is_meta]
+    if not any(weight is p or weight.data_ptr() == p.data_ptr() for p in held):
         raise UnsupportedArchitectureError(
-            "The unembedding is computed anew in each forward; no parameter of the model holds it."
+            "The unembedding is made or brought in anew for each forward (offloaded, or computed "
+            "from others); no parameter in memory holds it."
         )
     return Unembedding(weight, bias)
 

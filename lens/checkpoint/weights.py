@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lens.checkpoint.quantized import plain_parts
 from lens.errors import CorruptCheckpointError, UnsupportedModelStateError
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -213,7 +214,7 @@ def _persistent(model: nn.Module) -> list[tuple[str, Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            found.append((name, tensor.detach()))
+            found += [(name, part.detach()) for part in plain_parts(tensor)]
     return found
 
 
