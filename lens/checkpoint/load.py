@@ -15,7 +15,12 @@ from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.origin import Origin
 from lens.checkpoint.placing import parse_device, parse_dtype
 from lens.checkpoint.pretrained import no_weights, open_folder, read_config
-from lens.errors import CheckpointNotFoundError, LensError, SelectionError
+from lens.errors import (
+    CheckpointNotFoundError,
+    LensError,
+    SelectionError,
+    UnsupportedArchitectureError,
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -100,8 +105,9 @@ def _resolve(
         trust_remote_code=trust_remote_code,
         cache=cache,
     )
-    path = None if source == packages.DEMO else _local_path(source)
-    if path is None and source != packages.DEMO:
+    demo = isinstance(source, str) and source == packages.DEMO
+    path = None if demo else _local_path(source)
+    if path is None and not demo:
         folder = hub.fetch(str(source), revision=revision, with_code=trust_remote_code)
         return _of_folder(
             folder, Origin(model_id=str(source), format="", revision=folder.name), wish
@@ -209,8 +215,14 @@ def _checked(model: Any, tokenizer: Any, origin: Origin) -> tuple[Any, Any, Orig
 
 
 def _rows(model: Any) -> int:
-    """How many ids the embedding takes."""
-    return int(model.get_input_embeddings().weight.shape[0])
+    """How many ids the embedding takes. Raises UnsupportedArchitectureError without a lookup."""
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    if weight is None or weight.ndim != 2:
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} has no embedding that takes token ids, so a tokenizer is of "
+            "no use to it. Load a language model."
+        )
+    return int(weight.shape[0])
 
 
 def _refuse_options(names: list[str]) -> None:

@@ -25,6 +25,11 @@ def unwrap(source: Any) -> tuple[Any, Any, tuple[str, ...], str]:
     if _is_from(model, "peft"):
         model = _of_peft(model)
         notes.append("read with its PEFT adapter in place")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelStateError(
+            f"{type(model).__name__} runs copies of the model, where hooks would see a part of the "
+            "batch. Pass the model inside: its .module."
+        )
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise UnsupportedArchitectureError(
             f"{type(source).__name__} is no Hugging Face model. Pass a hub id, a folder, a .gguf "

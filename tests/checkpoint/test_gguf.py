@@ -138,6 +138,15 @@ def test_a_damaged_conversion_is_made_again(file: Path) -> None:
     assert torch.equal(tiny.logits(_resolve(file)[0]), before)
 
 
+@pytest.mark.slow
+def test_a_trained_model_is_kept_bit_for_bit(smollm2_path: Path) -> None:
+    kept, tokenizer, _ = _resolve(smollm2_path)
+    direct, _, _ = _resolve(smollm2_path, cache=False)
+    ids = tokenizer("The Eiffel Tower is located in the city of", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.equal(kept(ids).logits, direct(ids).logits)
+
+
 def test_a_file_made_for_the_occasion_goes_again() -> None:
     seen = []
     with gguf.written(lambda path: path.write_bytes(b"x") and None, "name.gguf")() as path:

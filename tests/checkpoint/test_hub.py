@@ -114,14 +114,22 @@ def test_a_hub_gives_each_revision_and_only_what_is_read(
         (folder / "modeling_evil.py").write_text("raise SystemExit", encoding="utf-8")
         (folder / "onnx").mkdir()
         (folder / "onnx" / "config.json").write_text("{}", encoding="utf-8")
-    locked = Repository(revisions, gated=True)
-    with serving({NAME: Repository(revisions), "some-lab/locked": locked}) as hub:
+    pickled = tiny.save(tiny.gpt2(), tmp_path / "pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save(tiny.gpt2().state_dict(), pickled / "pytorch_model.bin")
+    repositories = {
+        NAME: Repository(revisions),
+        "some-lab/locked": Repository(revisions, gated=True),
+        "some-lab/pickled": Repository({"main": pickled}),
+    }
+    with serving(repositories) as hub:
         wanted = [[NAME, None], [NAME, "step1000"], [NAME, "step7"], ["some-lab/tny", None],
-                  ["some-lab/locked", None]]  # fmt: skip
-        main, step, no_step, no_name, gated = _load_all(wanted, tmp_path / "home", hub.url)
+                  ["some-lab/locked", None], ["some-lab/pickled", None]]  # fmt: skip
+        main, step, no_step, no_name, gated, old = _load_all(wanted, tmp_path / "home", hub.url)
         assert hub.fetched.count("model.safetensors") == 2
-        assert not {"pytorch_model.bin", "modeling_evil.py"} & set(hub.fetched)
-        assert hub.fetched.count("config.json") == 2
+        assert "modeling_evil.py" not in hub.fetched
+        assert hub.fetched.count("pytorch_model.bin") == 1  # where there are no safetensors
+        assert hub.fetched.count("config.json") == 3
     for got, revision in ((main, "main"), (step, "step1000")):
         expected = tiny.logits(_resolve(revisions[revision])[0])
         assert got["logits"] == expected.double().flatten().tolist()
@@ -129,6 +137,8 @@ def test_a_hub_gives_each_revision_and_only_what_is_read(
         assert got["tokenizer"]
         assert got["hash"] == _resolve(revisions[revision])[2].files_hash
     assert main["logits"] != step["logits"]
+    assert old["format"] == "pytorch"
+    assert old["logits"] == main["logits"]
     assert {e["error"] for e in (no_step, no_name, gated)} == {"CheckpointNotFoundError"}
     assert "no such branch" in no_step["text"]
     assert "neither a path here nor a repository" in no_name["text"]
@@ -138,15 +148,3 @@ def test_a_hub_gives_each_revision_and_only_what_is_read(
     assert again == main
     assert unknown["error"] == "CheckpointNotFoundError"
     assert "cannot be reached" in unknown["text"]
-
-
-def test_pickles_are_fetched_where_there_are_no_safetensors(
-    revisions: dict[str, Path], tmp_path: Path
-) -> None:
-    main = revisions["main"]
-    (main / "model.safetensors").unlink()
-    torch.save(tiny.gpt2().state_dict(), main / "pytorch_model.bin")
-    with serving({NAME: Repository({"main": main})}) as hub:
-        (got,) = _load_all([[NAME, None]], tmp_path / "home", hub.url)
-    assert got["format"] == "pytorch"
-    assert got["logits"] == tiny.logits(tiny.gpt2()).double().flatten().tolist()

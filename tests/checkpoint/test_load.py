@@ -1,3 +1,5 @@
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,34 @@ def test_an_unknown_model_type_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(text, "utf-8")
     with pytest.raises(UnsupportedArchitectureError, match="trust_remote_code=True"):
         _resolve(folder)
+
+
+_OWN_CODE = """
+from transformers import GPT2Config, GPT2LMHeadModel
+class OwnConfig(GPT2Config):
+    model_type = "own"
+class OwnLM(GPT2LMHeadModel):
+    config_class = OwnConfig
+"""
+
+
+def test_code_that_comes_with_a_model_is_run_only_when_asked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sockets: None
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (folder / "own.py").write_text(_OWN_CODE, encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= {"model_type": "own", "architectures": ["OwnLM"]}
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnLM"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UnsupportedArchitectureError, match="trust_remote_code=True"):
+        _resolve(folder)
+    model = _resolve(folder, trust_remote_code=True)[0]
+    assert type(model).__name__ == "OwnLM"
+    assert torch.equal(tiny.logits(model), tiny.logits(tiny.gpt2()))
 
 
 def test_an_adapter_is_refused(folder: Path) -> None:

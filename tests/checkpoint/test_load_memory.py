@@ -100,6 +100,21 @@ def test_a_model_compiled_in_place_is_refused(compile_it: Any) -> None:
         load(model)
 
 
+def test_a_model_that_is_spread_over_copies_is_refused() -> None:
+    with pytest.raises(UnsupportedModelStateError, match=r"its \.module"):
+        load(torch.nn.DataParallel(tiny.gpt2()))
+
+
+def test_a_model_without_token_ids_is_refused() -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    with pytest.raises(UnsupportedArchitectureError, match="token ids"):
+        _resolve(ViTForImageClassification(config), tokenizer=tiny.tokenizer())
+
+
 @pytest.mark.parametrize("source", [torch.nn.Linear(2, 2), 7, {"model": 1}, None])
 def test_what_is_no_model_is_refused(source: Any) -> None:
     with pytest.raises(UnsupportedArchitectureError, match="no Hugging Face model"):
