@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lens.checkpoint import prompts, residual
+from lens.checkpoint.encoder import shared_matrix_encoder
 from lens.checkpoint.fingerprint import fingerprint
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
 from lens.checkpoint.lookup import context_length, lookup_scale
@@ -21,7 +22,7 @@ from lens.checkpoint.states import ResidualStates
 from lens.checkpoint.summary import CheckpointSummary
 from lens.checkpoint.tying import TieReport, input_matrix, output_matrix, report_tie
 from lens.checkpoint.untouched import untouched
-from lens.errors import SelectionError
+from lens.errors import SelectionError, UnsupportedArchitectureError
 
 if TYPE_CHECKING:
     from lens.lenses.predictions import LayerPredictions
@@ -139,6 +140,22 @@ class Checkpoint:
         return lookup_scale(self._proved, input_matrix(self.model, seq2seq=self.seq2seq))
 
     @cached_property
+    def encoder(self) -> "Checkpoint":
+        """The encoder of an encoder-decoder, read through the matrix that it shares with the head.
+
+        A masked model of its own, with its own layers; each position is scored against its own
+        token. Raises UnsupportedArchitectureError where no matrix is shared.
+        """
+        if not self.seq2seq:
+            raise UnsupportedArchitectureError(
+                f"{type(self.model).__name__} has no encoder beside a decoder: read it as it is."
+            )
+        model = shared_matrix_encoder(self.model, self.readout)
+        note = "the encoder, through the matrix that it shares with the head; no bias, no scale"
+        origin = dataclasses.replace(self.origin, notes=(*self.origin.notes, note))
+        return Checkpoint.from_model(model, tokenizer=self.tokenizer, origin=origin)
+
+    @cached_property
     def model_hash(self) -> str:
         """A digest of the embedding, the unembedding and all that stands outside the blocks."""
         inside = {id(p) for block in self.trunk.distinct_blocks for p in block.parameters()}
@@ -212,8 +229,8 @@ class Checkpoint:
         back); `messages` instead go through the chat template. `layers` (0 the embedding ..
         n_layers the output) and `positions` may count from the end. `lens` is "output" (through
         W_U) or "input" (through W_E). `targets` names sets of tokens, {"right": [" Paris"]},
-        whose probability each layer reports. `source` feeds the encoder of an encoder-decoder.
-        All information is in bits.
+        whose probability each layer reports. `source` feeds the encoder of an encoder-decoder;
+        without a prompt the decoder writes its own target, greedily. All information is in bits.
 
         Raises PromptError, ContextLengthError, SelectionError, TokenizerError.
         """

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lens.checkpoint import tokenizing
 from lens.checkpoint.checkpoint import LAYER_CONVENTION
+from lens.checkpoint.greedy import greedy_target
 from lens.checkpoint.inputs import Inputs
 from lens.checkpoint.prompts import resolve, resolve_sets, unpadded
 from lens.checkpoint.readout import DirectReadout, Readout
@@ -49,6 +50,8 @@ def logit_lens(
     Numbers are bits; the last layer's row is the model's own prediction. Raises PromptError,
     ContextLengthError, SelectionError, TokenizerError.
     """
+    if checkpoint.seq2seq and prompt is None and messages is None and source is not None:
+        prompt = greedy_target(checkpoint, source)
     batch, alone = _prompts(checkpoint, prompt, messages, truncate=truncate)
     rows = resolve(layers, checkpoint.n_layers + 1, "layer")
     columns = [resolve(positions, len(ids), "position") for ids in batch]
