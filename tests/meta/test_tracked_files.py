@@ -11,7 +11,7 @@ PLACES = [
     rf"(?<![\w.<>])/{place}/"
     for place in ("work", "root", "opt", "tmp", "home" + "/[a-z]", "Users")
 ]
-HOSTS = [r"pypi" + r"\.org/simple", r"\+c" + r"pu\b", r"index" + r"-url", r"find" + r"-links"]
+HOSTS = [r"pypi" + r"\.org/simple", r"index" + r"-url", r"find" + r"-links"]
 FORBIDDEN = re.compile("|".join([*PLACES, *HOSTS]))
 
 
@@ -45,7 +45,6 @@ def test_no_tracked_file_names_a_place_on_one_machine() -> None:
     [
         "open('/" + "work/main/x')",
         "--extra-index" + "-url https://host/simple",
-        "torch==2.13.0+c" + "pu",
         "cache: /" + "root/.cache",
         "/" + "tmp/x",
     ],
