@@ -34,12 +34,14 @@ if TYPE_CHECKING:
         UnsupportedArchitectureError,
         UnsupportedModelStateError,
     )
+    from lens.lenses.affine import AffineLens, load_affine
     from lens.lenses.predictions import LayerPredictions, Provenance
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
     from lens.measuring.measure import measure
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
+    from lens.measuring.tuning import fit_ridge, tune
     from lens.show.export import export
     from lens.show.heatmap import heatmap
     from lens.show.tables import read_predictions
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AffineLens",
     "CaptureError",
     "Checkpoint",
     "CheckpointNotFoundError",
@@ -74,17 +77,21 @@ __all__ = [
     "UnsupportedModelStateError",
     "compare",
     "export",
+    "fit_ridge",
     "heatmap",
     "load",
+    "load_affine",
     "load_states",
     "measure",
     "read_corpus",
     "read_predictions",
     "read_profile",
     "save_states",
+    "tune",
 ]
 
 _HOMES = {
+    "AffineLens": "lens.lenses.affine",
     "Checkpoint": "lens.checkpoint.checkpoint",
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
@@ -94,14 +101,17 @@ _HOMES = {
     "Provenance": "lens.lenses.predictions",
     "compare": "lens.measuring.compare",
     "export": "lens.show.export",
+    "fit_ridge": "lens.measuring.tuning",
     "heatmap": "lens.show.heatmap",
     "load": "lens.checkpoint.load",
+    "load_affine": "lens.lenses.affine",
     "load_states": "lens.checkpoint.states",
     "measure": "lens.measuring.measure",
     "read_corpus": "lens.corpus",
     "read_predictions": "lens.show.tables",
     "read_profile": "lens.measuring.profile_file",
     "save_states": "lens.checkpoint.states",
+    "tune": "lens.measuring.tuning",
 }
 """Where a public name lives; every other one is an error class, in `lens.errors`."""
 

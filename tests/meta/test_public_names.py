@@ -5,6 +5,7 @@ import pytest
 import lens
 
 PUBLIC = {
+    "AffineLens",
     "CaptureError",
     "Checkpoint",
     "CheckpointNotFoundError",
@@ -32,14 +33,17 @@ PUBLIC = {
     "UnsupportedModelStateError",
     "compare",
     "export",
+    "fit_ridge",
     "heatmap",
     "load",
+    "load_affine",
     "load_states",
     "measure",
     "read_corpus",
     "read_predictions",
     "read_profile",
     "save_states",
+    "tune",
 }
 """What users may rely on. A change here is a change of the interface: say so in the changelog."""
 

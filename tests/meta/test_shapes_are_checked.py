@@ -18,6 +18,7 @@ ARRAY = re.compile(r"^(Float|Int|Bool|Shaped)\[")
 
 NOBODY = None
 READOUT = "checkpoint.readout.DirectReadout"
+AFFINE = "lenses.affine.AffineLens"
 READING = "measuring.reading.Reading"
 RESULT = "lenses.predictions.LayerPredictions"
 """Stand for an empty object of the class: enough for the check, which comes before the body."""
@@ -38,6 +39,12 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "checkpoint.replay": ("ReplayReadout.logits", "states", (NOBODY, FLAT), (NOBODY, CUBE)),
     "checkpoint.trunk": ("Layout.native", "state", (NOBODY, FLAT), (NOBODY, CUBE)),
     "checkpoint.matrices": ("max_abs_difference", "b", (CUBE[0], CUBE[:, 0]), (CUBE[0], CUBE[0])),
+    "lenses.affine": (
+        "AffineLens.translate",
+        "states",
+        (AFFINE, 0, torch.zeros(())),
+        (AFFINE, 0, FLAT),
+    ),
     "lenses.chunks": ("DirectRows.chosen", "ids", (NOBODY, CUBE), (NOBODY, FLAT.long())),
     "lenses.projection": ("project", "states", (READOUT, FLAT), (READOUT, CUBE)),
     "lenses.reduction": ("TorchReduction.update", "lens", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE)),
@@ -61,6 +68,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         (CELLS.astype(int),),
     ),
     "measuring.statistics": ("sign_flip", "differences", (CELLS,), (ROW,)),
+    "measuring.tuning": ("_Moments.add", "states", (NOBODY, FLAT), (NOBODY, CUBE)),
     "show.cells": ("dark_cells", "shade", (ROW,), (CELLS,)),
     "show.finding": ("_of_all", "rows", (RESULT, CELLS.astype(int)), (RESULT, ROW.astype(int))),
     "show.strip": ("_mean", "values", (ROW,), (CELLS,)),
