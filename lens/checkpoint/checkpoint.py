@@ -155,6 +155,15 @@ class Checkpoint:
         origin = dataclasses.replace(self.origin, notes=(*self.origin.notes, note))
         return Checkpoint.from_model(model, tokenizer=self.tokenizer, origin=origin)
 
+    def to_transformer_lens(self) -> Any:
+        """A TransformerBridge on a deep copy of the model, its weights unprocessed.
+
+        Raises UnsupportedArchitectureError, UnsupportedModelStateError, MissingPackageError.
+        """
+        from lens.checkpoint.transformer_lens import to_bridge
+
+        return to_bridge(self)
+
     @cached_property
     def model_hash(self) -> str:
         """A digest of the embedding, the unembedding and all that stands outside the blocks."""
@@ -214,7 +223,7 @@ class Checkpoint:
         self,
         prompt: Any = None,
         *,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int | str] | None = None,
         positions: Sequence[int] | None = None,
         top_k: int = 5,
         lens: str = "output",
@@ -253,7 +262,7 @@ class Checkpoint:
         self,
         prompt: str | Sequence[int],
         *,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int | str] | None = None,
         positions: Sequence[int] | None = None,
         source: str | Sequence[int] | None = None,
         truncate: bool = False,
@@ -294,7 +303,7 @@ class Checkpoint:
         return read_vectors(self, vectors, layer=layer, top_k=top_k, lens=lens)
 
     def edit(
-        self, layer: int, positions: Sequence[int] | None, fn: residual.Edit
+        self, layer: int | str, positions: Sequence[int] | None, fn: residual.Edit
     ) -> AbstractContextManager[None]:
         """Within: `fn(states)` stands in place of layer `layer`'s states in every forward.
 

@@ -30,7 +30,7 @@ def logit_lens(
     checkpoint: "Checkpoint",
     prompt: Any = None,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int | str] | None = None,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     lens: str = "output",

@@ -1,0 +1,78 @@
+"""To TransformerLens and from it: a bridge on a copy of the model, and the names of its hooks.
+
+The package is imported inside the calls alone: its import changes loggers and warning filters.
+"""
+
+import copy
+import re
+from typing import TYPE_CHECKING, Any
+
+from lens.errors import (
+    MissingPackageError,
+    SelectionError,
+    UnsupportedArchitectureError,
+    UnsupportedModelStateError,
+)
+
+if TYPE_CHECKING:
+    from lens.checkpoint.checkpoint import Checkpoint
+
+_HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
+
+
+def to_bridge(checkpoint: "Checkpoint") -> Any:
+    """A TransformerBridge on a deep copy of the model, weights unprocessed, ties kept.
+
+    The copy is needed: a bridge puts its own modules into the model that it is given. Nothing is
+    installed and nothing fetched. Raises UnsupportedArchitectureError for a class that the bridge
+    has no adapter for, UnsupportedModelStateError for an offloaded one, MissingPackageError.
+    """
+    try:
+        from transformer_lens.factories import architecture_adapter_factory as factory
+        from transformer_lens.model_bridge.sources import _bridge_builder as builder
+    except ImportError as error:
+        raise MissingPackageError(
+            f"TransformerLens cannot be imported ({error}). pip install 'transformer-lens>=4.3'"
+        ) from error
+    name = type(checkpoint.model).__name__
+    if name not in factory.SUPPORTED_ARCHITECTURES:
+        raise UnsupportedArchitectureError(
+            f"TransformerLens has no adapter for {name}. Its table names "
+            f"{len(factory.SUPPORTED_ARCHITECTURES)} classes; read this one here, without it."
+        )
+    if any(p.is_meta for p in checkpoint.model.parameters()):
+        raise UnsupportedModelStateError(
+            f"Weights of {name} are offloaded and cannot be copied. Load it in memory first."
+        )
+    model = copy.deepcopy(checkpoint.model).eval()
+    return builder.build_bridge_from_module(
+        model,
+        name,
+        hf_config=model.config,
+        tokenizer=copy.deepcopy(checkpoint.tokenizer),
+        model_name=checkpoint.origin.model_id,
+    )
+
+
+def hook_name(layer: int) -> str:
+    """The hook of TransformerLens that sees the state of this layer.
+
+    >>> hook_name(0), hook_name(4)
+    ('blocks.0.hook_resid_pre', 'blocks.3.hook_resid_post')
+    """
+    return f"blocks.{layer - 1}.hook_resid_post" if layer else "blocks.0.hook_resid_pre"
+
+
+def layer_of_hook(name: str) -> int:
+    """The layer whose state this hook sees. Raises SelectionError for any other hook.
+
+    >>> layer_of_hook("blocks.3.hook_resid_post"), layer_of_hook("blocks.3.hook_resid_pre")
+    (4, 3)
+    """
+    found = _HOOK.fullmatch(name)
+    if found is None:
+        raise SelectionError(
+            f"{name!r} names no layer. Expected a number, blocks.N.hook_resid_pre or "
+            "blocks.N.hook_resid_post."
+        )
+    return int(found[1]) + (found[2] == "post")
