@@ -81,7 +81,7 @@ def _token_axes(predictions: LayerPredictions, frame: Frame) -> dict[str, Any]:
     ]
     shared = {
         "tickvals": list(range(count)),
-        "range": [-0.5, frame.visible - 0.5],
+        "range": [frame.first - 0.5, frame.first + frame.visible - 0.5],
         "minallowed": -0.5,
         "maxallowed": count - 0.5,
         "domain": frame.domain(0),

@@ -11,6 +11,7 @@ from lens.show.labels import for_plotly, id_label, labels
 from lens.show.strip import LayerMeans
 
 CHAR_PX = 6.7  # mean advance of an 11 px sans-serif character
+NARROWEST_PX = 52
 LEFT_PX, STRIP_PX, GAP_PX, BAR_PX = 70, 92, 16, 104
 AROUND_PX = LEFT_PX + BAR_PX + 2 * (GAP_PX + STRIP_PX)
 
@@ -22,6 +23,7 @@ class Frame:
     column: int
     row: int
     visible: int
+    first: int
     n_rows: int
     n_columns: int
     hover_lines: int
@@ -71,13 +73,19 @@ def measured(
     shown = labels(predictions.vocabulary, max_chars=10)
     lengths = [len(id_label(token, shown)) for token in predictions.top_ids[:, :, 0].flat]
     usual = float(np.percentile(lengths, 85)) if lengths else 4
-    column = int(np.clip(CHAR_PX * usual + 12, 52, 84))
-    room = n_columns if max_width_px is None else (max_width_px - AROUND_PX) // column
-    visible = max(1, min(n_columns, room))
+    column = int(np.clip(CHAR_PX * usual + 12, NARROWEST_PX, 84))
+    room = n_columns * column if max_width_px is None else max_width_px - AROUND_PX
+    fitting = room // max(n_columns, 1)
+    if fitting >= NARROWEST_PX:  # rather narrower columns than some out of view
+        column = min(column, fitting)
+    visible = max(1, min(n_columns, room // column))
+    # The finding of a causal prompt is about its end.
+    first = 0 if predictions.provenance.target == "same" else n_columns - visible
     width = AROUND_PX + column * visible
     words = explained(predictions, means)
     if visible < n_columns:
-        words += f" {visible} of {n_columns} positions in view: drag sideways for the rest."
+        end = "first" if first == 0 else "last"
+        words += f" The {end} {visible} of {n_columns} positions are in view: drag for the rest."
     heading = _wrapped(title, (width - 40) / 8.6)
     source = _wrapped(source_line(predictions), (width - 40) / 6.1)
     caption = _wrapped(words, (width - 28) / 6.1)
@@ -85,6 +93,7 @@ def measured(
         column=column,
         row=24 if n_rows <= 20 else 20 if n_rows <= 40 else 17,
         visible=visible,
+        first=max(first, 0),
         n_rows=n_rows,
         n_columns=n_columns,
         hover_lines=predictions.top_ids.shape[-1] + 6,

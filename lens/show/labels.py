@@ -131,7 +131,7 @@ def _cut(pieces: list[str], max_chars: int | None) -> str:
     kept, used = [], 1
     for piece in pieces:
         used += _width(piece)
-        if used > max_chars:
+        if used > max_chars and kept:
             break
         kept.append(piece)
     return "".join(kept) + ELLIPSIS

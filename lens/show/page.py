@@ -55,6 +55,7 @@ def _figure_json(predictions: LayerPredictions, colour: str) -> str:
     sizes = {
         "column": frame.column,
         "count": frame.n_columns,
+        "fromEnd": predictions.provenance.target != "same",
         "around": AROUND_PX,
         "left": LEFT_PX,
         "bar": BAR_PX,

@@ -265,14 +265,29 @@ def test_the_same_result_draws_the_same_figure(small):
     assert digest() == digest()
 
 
-def test_a_wide_prompt_shows_a_window_and_none_shows_it_whole():
+def test_a_wide_prompt_shows_its_end_and_none_shows_it_whole():
     wide = made(prompt=60, layers=3, awkward=False)
     part, whole = heatmap(wide), heatmap(wide, max_width_px=None)
     assert part.layout.width <= 1400
-    assert part.layout.xaxis.range[1] < 59
-    assert "of 60 positions in view" in part.layout.annotations[0].text.replace("<br>", " ")
+    first, last = part.layout.xaxis.range
+    assert (first > 0, last) == (True, 59.5)
+    caption = part.layout.annotations[0].text.replace("<br>", " ")
+    assert f"The last {last - first:.0f} of 60 positions are in view" in caption
     assert list(whole.layout.xaxis.range) == [-0.5, 59.5]
     assert "in view" not in whole.layout.annotations[0].text
+    masked = heatmap(made(prompt=60, layers=3, awkward=False, target="same")).layout
+    assert masked.xaxis.range[0] == -0.5
+    assert "The first" in masked.annotations[0].text
+
+
+def test_columns_grow_narrower_before_any_leaves_the_view():
+    texts = {i: f" longword{i}" for i in range(96)}
+    result = replace(made(prompt=18, layers=3), vocabulary=texts)
+    roomy = heatmap(result, max_width_px=None).layout
+    tight = heatmap(result, max_width_px=roomy.width - 40).layout
+    assert list(tight.xaxis.range) == [-0.5, 17.5]
+    assert tight.width <= roomy.width - 40
+    assert heatmap(result, max_width_px=900).layout.xaxis.range[0] > 0
 
 
 def test_the_notebook_gets_a_live_figure_and_a_plain_table(small):

@@ -3,6 +3,7 @@ import builtins
 import importlib.util
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -61,7 +62,8 @@ def test_a_picture_can_be_drawn_while_an_event_loop_runs(small, kaleido_server):
     async def inside():
         return picture(heatmap(small), "svg")
 
-    assert asyncio.run(inside()).startswith(b"<svg")
+    with ThreadPoolExecutor(1) as own_thread:  # playwright keeps a loop running in this one
+        assert own_thread.submit(asyncio.run, inside()).result().startswith(b"<svg")
 
 
 def test_without_kaleido_the_message_holds_the_install_line(small, tmp_path, monkeypatch):
