@@ -63,7 +63,7 @@ def _best_fused(side: DirectRows) -> Int[Tensor, " pos"]:
     values = np.full(shape, -np.inf, dtype=np.float32)
     tokens = np.full(shape, NOT_FOUND, dtype=np.int64)
     for first in range(0, side.d_vocab, TILE_TOKENS):
-        kernels.best_of_tile(first, side.tile(first)[0].numpy(), values, tokens)
+        kernels.best_of_tile(first, side.tile(first).numpy(), values[None], tokens[None])
     tokens[tokens == NOT_FOUND] = 0  # a row of NaN: the pass marks it
     if not side.narrow:
         return torch.from_numpy(tokens[:, 0])

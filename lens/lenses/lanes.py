@@ -20,8 +20,12 @@ LANES = 16
 LOG2_E = float(np.float32(1.44269504))
 """The float32 factor that turns logits into bits; what follows must use this same number."""
 
-UNDERFLOW_BITS = -126.0
-"""Below this a float32 power of two is denormal: it counts as 0, and -inf is clamped to it."""
+UNDERFLOW_BITS = -62.0
+"""A power below this counts as 0, and -inf is clamped to it.
+
+2^-62 of a million tokens is no part of a float32 sum; squares of less would be denormal, and each
+denormal costs a processor a hundred cycles.
+"""
 
 ROUND = 12582912.0
 """1.5 * 2^23: adding it to a small float32 rounds it to an integer, held in the low bits."""
@@ -63,6 +67,17 @@ def _store(builder, vector, address, group):
 
 
 @typing.no_type_check
+def _prefetch(builder, address, group):
+    """Ask for a line of the cache ahead of its use: rows do not follow each other in memory."""
+    place = builder.add(address, builder.mul(group, ir.Constant(_I64, 4 * LANES)))
+    pointer = builder.inttoptr(place, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    to_read, to_keep, data = (ir.Constant(_I32, i) for i in (0, 3, 1))
+    builder.call(prefetch, [pointer, to_read, to_keep, data])
+
+
+@typing.no_type_check
 def _multiply_add(builder, a, b, c):
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
@@ -70,18 +85,23 @@ def _multiply_add(builder, a, b, c):
 
 
 @typing.no_type_check
-def _total(builder, vector):
-    """Add the lanes up in a fixed order: halves onto halves."""
+def _folded(builder, vector, join):
+    """Join the lanes in a fixed order: halves with halves."""
     while vector.type.count > 1:
         half = vector.type.count // 2
         places = ir.VectorType(_I32, half)
-        low = builder.shuffle_vector(vector, vector, ir.Constant(places, list(range(half))))
-        high = builder.shuffle_vector(
-            vector, vector, ir.Constant(places, list(range(half, 2 * half)))
+        low = ir.Constant(places, list(range(half)))
+        high = ir.Constant(places, list(range(half, 2 * half)))
+        vector = join(
+            builder.shuffle_vector(vector, vector, low),
+            builder.shuffle_vector(vector, vector, high),
         )
-        add = builder.fadd if vector.type.element == _F32 else builder.add
-        vector = add(low, high)
     return builder.extract_element(vector, ir.Constant(_I32, 0))
+
+
+@typing.no_type_check
+def _total(builder, vector):
+    return _folded(builder, vector, builder.fadd if vector.type.element == _F32 else builder.add)
 
 
 @typing.no_type_check
@@ -131,21 +151,25 @@ def _loop(builder, count, starts, body):
 
 @intrinsic
 @typing.no_type_check
-def scan_lanes(typingctx, logits, groups, target, top, highest):
-    """How many logits are above `target` and above `top`; each lane's maximum into `highest`."""
+def scan_lanes(typingctx, logits, groups, target, top, highest, ahead):
+    """How many logits are above `target` and above `top`; each lane's maximum into `highest`.
+
+    A NaN is no maximum, and above nothing. `ahead` is the row that comes next.
+    """
     signature = types.UniTuple(types.int32, 2)(
-        types.int64, types.int64, types.float32, types.float32, types.int64
+        types.int64, types.int64, types.float32, types.float32, types.int64, types.int64
     )
 
     def generate(context, builder, signature, arguments):
-        logits, groups, target, top, highest = arguments
+        logits, groups, target, top, highest, ahead = arguments
         target, top = _splat(builder, target), _splat(builder, top)
         none = _whole(0)
 
         def body(group, carried):
             values = _load(builder, logits, group)
+            _prefetch(builder, ahead, group)
             maxima, above_target, above_top = carried
-            maxima = builder.select(builder.fcmp_ordered(">", maxima, values), maxima, values)
+            maxima = builder.select(builder.fcmp_ordered("<", maxima, values), values, maxima)
             over = builder.fcmp_ordered(">", values, target)
             above_target = builder.sub(above_target, builder.sext(over, _INTEGERS))
             over = builder.fcmp_ordered(">", values, top)
@@ -157,6 +181,23 @@ def scan_lanes(typingctx, logits, groups, target, top, highest):
         _store(builder, maxima, highest, ir.Constant(_I64, 0))
         counts = [_total(builder, above_target), _total(builder, above_top)]
         return context.make_tuple(builder, signature.return_type, counts)
+
+    return signature, generate
+
+
+@intrinsic
+@typing.no_type_check
+def maximum_of_lanes(typingctx, highest):
+    """The greatest of sixteen numbers."""
+    signature = types.float32(types.int64)
+
+    def generate(context, builder, signature, arguments):
+        vector = _load(builder, arguments[0], ir.Constant(_I64, 0))
+
+        def greater(low, high):
+            return builder.select(builder.fcmp_ordered("<", low, high), high, low)
+
+        return _folded(builder, vector, greater)
 
     return signature, generate
 

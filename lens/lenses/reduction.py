@@ -41,8 +41,8 @@ class FusedReduction:
         self.above = np.zeros(self.thresholds.shape, dtype=np.int64)
         self.top_values = np.full((n_layers, n_positions, top_k), -np.inf, dtype=np.float32)
         self.top_ids = np.full((n_layers, n_positions, top_k), NOT_FOUND, dtype=np.int64)
-        self.final_top_value = np.full((n_positions, 1), -np.inf, dtype=np.float32)
-        self.final_top_ids = np.full((n_positions, 1), NOT_FOUND, dtype=np.int64)
+        self.final_top_value = np.full((1, n_positions, 1), -np.inf, dtype=np.float32)
+        self.final_top_ids = np.full((1, n_positions, 1), NOT_FOUND, dtype=np.int64)
 
     def update(
         self, first: int, lens: Float[Tensor, "layer pos tile"], final: Float[Tensor, "pos tile"]
@@ -51,7 +51,8 @@ class FusedReduction:
         self._kernels.reduce_tile(
             first,
             lens.numpy(),
-            final.numpy(),
+            final[None].numpy(),
+            0,
             self.ids,
             self.thresholds,
             self.lens,
@@ -74,7 +75,7 @@ class FusedReduction:
             above=self.above,
             top_values=self.top_values,
             top_ids=self.top_ids,
-            final_top_ids=self.final_top_ids[:, 0],
+            final_top_ids=self.final_top_ids[0, :, 0],
         )
 
 

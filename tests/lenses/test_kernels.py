@@ -38,7 +38,7 @@ def test_powers_of_two_are_right_to_two_units_in_the_last_place():
     bits = np.linspace(UNDERFLOW_BITS + 0.01, 0, 4096, dtype=np.float32)
     logits = (bits.astype(np.float64) / LOG2_E).astype(np.float32)
     powers = np.empty_like(logits)
-    kernels._weigh(logits, 0.0, powers, -1)
+    kernels._weigh(logits[None, None], 0, 0, 0.0, powers, -1)
     # The logit's own rounding moves the exponent by up to |t| 2^-24 ln 2; what is left is ours.
     exact = np.exp2(logits.astype(np.float64) * LOG2_E)
     rounding = np.abs(bits) * 2.0**-24 * np.log(2) + 2 * 2.0**-23
@@ -142,7 +142,7 @@ def test_the_best_of_rows_are_found_tile_by_tile():
     tokens = np.full((4, 6), NOT_FOUND)
     for first in range(0, 2500, 1024):
         part = np.ascontiguousarray(logits[:, first : first + 1024])
-        kernels.best_of_tile(first, part, values, tokens)
+        kernels.best_of_tile(first, part[None], values[None], tokens[None])
     assert np.array_equal(tokens, metrics.top_ids(logits, 6))
 
 
