@@ -59,7 +59,8 @@ def section(name: str, profile: lens.LensProfile) -> str:
             f"## {name}",
             "",
             f"{source.reading.model_class}, {source.reading.tie}; "
-            f"{profile.n_positions:,} positions of {len(profile.documents)} documents ({len(set(profile.sources))} sources) of "
+            f"{profile.n_positions:,} positions of {len(profile.documents)} documents "
+            f"({len(set(profile.sources))} sources) of "
             f"{source.corpus_name} ({source.corpus_hash[:12]}), windows of {source.window_tokens}. "
             f"Weights {source.reading.model_hash[:12]}; {versions}; {datetime.now(UTC):%Y-%m-%d}.",
             "",
