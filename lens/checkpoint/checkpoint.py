@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lens.checkpoint import prompts, residual
+from lens.checkpoint import prompts, residual, tokenizing
 from lens.checkpoint.encoder import shared_matrix_encoder
 from lens.checkpoint.fingerprint import fingerprint
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
@@ -155,11 +155,37 @@ class Checkpoint:
         origin = dataclasses.replace(self.origin, notes=(*self.origin.notes, note))
         return Checkpoint.from_model(model, tokenizer=self.tokenizer, origin=origin)
 
-    def to_transformer_lens(self) -> Any:
-        """A TransformerBridge on a deep copy of the model, its weights unprocessed.
+    @cached_property
+    def padding_rows(self) -> tuple[int, ...]:
+        """Vocabulary rows that no token of the tokenizer stands for; () without a tokenizer.
 
-        Raises UnsupportedArchitectureError, UnsupportedModelStateError, MissingPackageError.
+        `targets={"padding": model.padding_rows}` reports the probability that they get.
         """
+        return tokenizing.ids_without_token(self.tokenizer, d_vocab=self.d_vocab)
+
+    def without_padding_rows(self) -> "Checkpoint":
+        """The same model with no probability on `padding_rows`; itself where there are none.
+
+        Raises UnsupportedArchitectureError where the readout is not direct.
+        """
+        if not (rows := self.padding_rows):
+            return self
+        if not isinstance(self.readout, DirectReadout):
+            raise UnsupportedArchitectureError(
+                f"Rows can be masked in a direct readout, and this one is {self.readout.kind}: "
+                f"{self._proved.why_not_direct}. Read it with its padding rows."
+            )
+        note = f"{len(rows)} vocabulary rows of no token were masked: they get no probability"
+        return Checkpoint(
+            model=self.model,
+            tokenizer=self.tokenizer,
+            origin=dataclasses.replace(self.origin, notes=(*self.origin.notes, note)),
+            proved=dataclasses.replace(self._proved, readout=self.readout.without(rows)),
+            seq2seq=self.seq2seq,
+        )
+
+    def to_transformer_lens(self) -> Any:
+        """A TransformerBridge on a deep copy, weights unprocessed; errors as in `to_bridge`."""
         from lens.checkpoint.transformer_lens import to_bridge
 
         return to_bridge(self)
@@ -231,6 +257,7 @@ class Checkpoint:
         messages: Sequence[Mapping[str, str]] | None = None,
         source: str | Sequence[int] | None = None,
         truncate: bool = False,
+        mask_padding_rows: bool = False,
     ) -> Any:
         """What each layer predicts at each position of a prompt, or of each prompt in a list.
 
@@ -239,14 +266,15 @@ class Checkpoint:
         n_layers the output) and `positions` may count from the end. `lens` is "output" (through
         W_U) or "input" (through W_E). `targets` names sets of tokens, {"right": [" Paris"]},
         whose probability each layer reports. `source` feeds the encoder of an encoder-decoder;
-        without a prompt the decoder writes its own target, greedily. All information is in bits.
+        without a prompt the decoder writes its own target, greedily. `mask_padding_rows` takes
+        the probability from vocabulary rows of no token. All information is in bits.
 
         Raises PromptError, ContextLengthError, SelectionError, TokenizerError.
         """
         from lens.lenses.logit import logit_lens
 
         return logit_lens(
-            self,
+            self.without_padding_rows() if mask_padding_rows else self,
             prompt,
             layers=layers,
             positions=positions,

@@ -4,7 +4,8 @@
 used only after it has matched the reference on this very model (proof.py).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -128,6 +129,13 @@ class DirectReadout:
                 f"{expected}: bias and steps are per vocabulary row. Read through W_U instead."
             )
         return replace(self, unembedding=replace(self.unembedding, weight=weight))
+
+    def without(self, rows: Sequence[int]) -> "DirectReadout":
+        """The same readout with no probability on these vocabulary rows: their logits are -inf."""
+        mask = torch.zeros(self.d_vocab, device=self.unembedding.weight.device)
+        mask[list(rows)] = -math.inf
+        steps = (*self.unembedding.steps, Step("add", mask.to(self.unembedding.weight.dtype)))
+        return replace(self, unembedding=replace(self.unembedding, steps=steps))
 
     def describe(self) -> str:
         """One line: the steps from state to logits."""

@@ -146,6 +146,19 @@ def encode_messages(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
     return [int(i) for i in ids]
 
 
+def ids_without_token(tokenizer: Any, *, d_vocab: int) -> tuple[int, ...]:
+    """Vocabulary rows that no token of the tokenizer stands for; () without a tokenizer.
+
+    >>> ids_without_token(None, d_vocab=3)
+    ()
+    """
+    if tokenizer is None:
+        return ()
+    known = set(tokenizer.get_vocab().values())
+    known |= set(getattr(tokenizer, "added_tokens_decoder", ()))
+    return tuple(i for i in range(d_vocab) if i not in known)
+
+
 def token_text(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
     """The text that each id adds when it follows other text; leading spaces are kept.
 
