@@ -59,7 +59,7 @@ class Trunk:
         """What a residual state is in this model, in one line."""
         parts = [str(self.layout)]
         if not self.linked:
-            parts.append("changed again between blocks")
+            parts.append(f"changed again between blocks; layer 0 enters {self.container}.0")
         return ", ".join(parts)
 
     @property

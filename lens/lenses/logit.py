@@ -123,7 +123,10 @@ def provenance(checkpoint: "Checkpoint", lens: str) -> Provenance:
     if lens == "input" and checkpoint.tie.is_tied:
         notes = (*notes, "W_E is W_U here: the input lens and the output lens are the same")
     if not checkpoint.trunk.linked:
-        notes = (*notes, "something acts on the state between blocks: layer l is block l's output")
+        first = f"layer 0 enters {checkpoint.trunk.container}.0, which need not be the embedding"
+        notes = (*notes, f"the state changes between blocks: layer l is block l's output, {first}")
+    if checkpoint.trunk.layout.adds_rows:
+        notes = (*notes, f"the state of the blocks: {checkpoint.trunk.layout}")
     if checkpoint.trunk.layout.n_streams > 1:
         streams = checkpoint.trunk.layout.n_streams
         notes = (*notes, f"a state holds {streams} streams side by side; the readout merges them")
