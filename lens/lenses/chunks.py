@@ -119,7 +119,9 @@ def plan(source: Source, *, memory_budget_bytes: int | None) -> list[Cells]:
                 f"{source.d_vocab:,} logits; give at least {2 * source.row_bytes:,}."
             )
     layers = min(n_layers, max(1, rows - 1)) if source.is_direct else 1
-    positions = max(1, rows // (layers + _extra_rows(source)))
+    most = max(1, rows // (layers + _extra_rows(source)))
+    # Equal chunks: a last one of a few rows would make a slow product.
+    positions = -(-n_positions // -(-n_positions // most))
     return [
         Cells(
             slice(lowest, min(lowest + layers, n_layers)),
