@@ -182,11 +182,7 @@ def _unembedding(event: Event, source: Tensor, model: nn.Module) -> Unembedding:
     weight, bias = given["weight"], given.get("bias")
     if given["input"] is not source:
         raise UnsupportedArchitectureError("The state enters the vocabulary product as its matrix.")
-    if (
-        not is_plain(weight)
-        or weight.is_meta
-        or not weight.is_floating_point()
-    ):
+    if not is_plain(weight) or weight.is_meta or not weight.is_floating_point():
         raise UnsupportedArchitectureError(
             f"The unembedding is a {type(weight).__name__} on {weight.device}; a plain matrix of "
             "floating-point numbers in memory is needed to multiply by parts of it."
