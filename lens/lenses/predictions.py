@@ -119,7 +119,7 @@ class LayerPredictions:
         Such a row shows the embedding's geometry, not a prediction of what comes next. Never
         true for a masked model, whose target IS the token at the position.
         """
-        if self.provenance.target == "same":
+        if self.provenance.target == "same" or self.copies_input.size == 0:
             return np.zeros(len(self.layers), dtype=bool)
         return self.copies_input.mean(axis=1) > 0.5
 

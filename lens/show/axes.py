@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lens.lenses.predictions import NO_TOKEN, LayerPredictions
-from lens.show.cells import INK
+from lens.show.cells import INK, decades, spaced
 from lens.show.frame import BAR_PX, LEFT_PX, Frame
 from lens.show.labels import for_plotly, id_label, labels
 from lens.show.strip import AGREEMENT, DIVERGENCE, SELF_COPY, LayerMeans
@@ -45,8 +45,8 @@ def layout(predictions: LayerPredictions, means: LayerMeans, frame: Frame) -> di
             },
             "x": 14 / frame.width,
             "xanchor": "left",
-            "y": 1 - 14 / frame.height,
-            "yanchor": "top",
+            "y": 1 - 32 / frame.height,
+            "yanchor": "bottom",
         },
         "shapes": _row_marks(predictions),
         "annotations": _captions(frame),
@@ -115,7 +115,8 @@ def _token_axes(predictions: LayerPredictions, frame: Frame) -> dict[str, Any]:
 
 def _strip_axes(means: LayerMeans, frame: Frame) -> dict[str, Any]:
     finite = means.kl_bits[np.isfinite(means.kl_bits)]
-    most = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+    most = max(float(spaced(finite).max()), 0.4) if finite.size else 1.0
+    places, names = decades(most)
     shared = {
         "anchor": "y",
         "side": "bottom",
@@ -123,7 +124,6 @@ def _strip_axes(means: LayerMeans, frame: Frame) -> dict[str, Any]:
         "zeroline": False,
         "gridcolor": "#e6e9ec",
         "tickfont": {"size": 10},
-        "nticks": 3,
         "showline": True,
         "linecolor": "#c8ced3",
     }
@@ -136,7 +136,9 @@ def _strip_axes(means: LayerMeans, frame: Frame) -> dict[str, Any]:
         "xaxis2": {
             **shared,
             "domain": frame.domain(1),
-            "range": [-0.04 * most, 1.06 * most],
+            "range": [-0.05 * most, 1.06 * most],
+            "tickvals": places,
+            "ticktext": names,
             "title": {"text": divergence, "font": {"size": 10}, "standoff": 4},
         },
         "xaxis3": {

@@ -33,18 +33,36 @@ INK_LUMINANCE = 0.0103
 
 @dataclass(frozen=True, kw_only=True)
 class Colour:
-    """How one quantity becomes a colour: its numbers, its scale's title and its range."""
+    """How one quantity becomes a colour: its numbers, its scale's title and its range.
+
+    `ticks` says that the numbers are `spaced`, so that the scale needs the ticks of `decades`.
+    """
 
     title: str
     numbers: Numbers
     low_is_dark: bool
     top: Callable[[LayerPredictions, Float[np.ndarray, "layer pos"]], float]
-    tick_of: Callable[[float], str] | None = None
+    ticks: bool = False
 
     @property
     def scale(self) -> list[str]:
         """Colours from the lowest number to the highest."""
         return LIGHT_TO_DARK[::-1] if self.low_is_dark else list(LIGHT_TO_DARK)
+
+
+def spaced(values: np.ndarray) -> np.ndarray:
+    """log10(1 + value): decades of equal width that still hold 0.
+
+    A tied model's embedding row can be 700 bits from the final distribution and the last row is
+    0: on a linear scale everything between them is one colour.
+    """
+    return np.asarray(np.log10(1.0 + values.astype(np.float64)))
+
+
+def decades(top: float) -> tuple[list[float], list[str]]:
+    """Where ticks stand on a scale of `spaced` numbers that ends at `top`, and what they say."""
+    marks = [mark for mark in (0, 1, 10, 100, 1000, 10_000, 100_000) if np.log10(1 + mark) <= top]
+    return [float(np.log10(1 + mark)) for mark in marks], [f"{mark:,}" for mark in marks]
 
 
 def _largest(_: LayerPredictions, numbers: Float[np.ndarray, "layer pos"]) -> float:
@@ -67,16 +85,17 @@ COLOURS: dict[str, Colour] = {
     ),
     "kl": Colour(
         title="KL(final ‖ layer)<br>(bits)<br> ",
-        numbers=lambda p: p.kl_bits,
+        numbers=lambda p: spaced(p.kl_bits),
         low_is_dark=True,
         top=_largest,
+        ticks=True,
     ),
     "rank": Colour(
         title="rank of the<br>final top-1<br>(0 = first)<br> ",
-        numbers=lambda p: np.log10(1.0 + p.final_top_rank),
+        numbers=lambda p: spaced(p.final_top_rank),
         low_is_dark=True,
         top=lambda p, numbers: float(np.log10(max(p.provenance.d_vocab, 2))),
-        tick_of=lambda value: f"{10**value - 1:,.0f}",
+        ticks=True,
     ),
 }
 

@@ -1,7 +1,6 @@
 """The heatmap of a prompt: layers up, tokens along, each cell what the layer predicts there."""
 
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from lens.show.cells import (
     cell_texts,
     colour_named,
     dark_cells,
+    decades,
     hover_parts,
     hover_template,
     outlines,
@@ -136,10 +136,8 @@ def _colour_bar(colour: Colour, top: float, frame: Frame) -> dict[str, Any]:
         "tickfont": {"size": 10},
         "outlinewidth": 0,
     }
-    if colour.tick_of is not None:
-        values = [math.log10(1 + rank) for rank in (0, 9, 99, 999, 9999, 99999)]
-        values = [value for value in values if value <= top]
-        bar |= {"tickvals": values, "ticktext": [colour.tick_of(value) for value in values]}
+    if colour.ticks:
+        bar["tickvals"], bar["ticktext"] = decades(top)
     return bar
 
 

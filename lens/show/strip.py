@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from lens.lenses.predictions import LayerPredictions
+from lens.show.cells import spaced
 
 AGREEMENT = "#D55E00"
 SELF_COPY = "#7B3294"
@@ -52,18 +53,19 @@ def layer_means(predictions: LayerPredictions) -> LayerMeans:
 
 
 def strip_traces(means: LayerMeans, rows: list[str]) -> list[go.Scatter]:
-    """Three curves with layers up: KL on x2, self-copy mass and top-1 agreement on x3.
+    """Three curves with layers up: KL on x2 (`spaced`), self-copy mass and agreement on x3.
 
     `rows` are the layers' names, in the order of the map's rows.
     """
     curves = (
-        ("x2", means.kl_bits, DIVERGENCE, "diamond", "mean KL(final ‖ layer) %{x:.3g} bits"),
-        ("x3", means.self_copy_mass, SELF_COPY, "square", "mean self-copy mass %{x:.3g}"),
-        ("x3", means.agreement, AGREEMENT, "circle", "top-1 agreement %{x:.3g}"),
+        ("x2", means.kl_bits, DIVERGENCE, "diamond", "mean KL(final ‖ layer) %{text} bits"),
+        ("x3", means.self_copy_mass, SELF_COPY, "square", "mean self-copy mass %{text}"),
+        ("x3", means.agreement, AGREEMENT, "circle", "top-1 agreement %{text}"),
     )
     return [
         go.Scatter(
-            x=_drawable(values),
+            x=_drawable(spaced(values) if axis == "x2" else values),
+            text=[f"{value:.3g}" for value in values.tolist()],
             y=np.arange(len(rows)),
             xaxis=axis,
             yaxis="y",

@@ -10,7 +10,7 @@ from lens.show.strip import AGREEMENT
 
 MOST_COLUMNS = 32
 
-_CELL = "padding:2px 5px;text-align:center;white-space:nowrap;border:2px solid"
+_CELL = "padding:2px 5px;text-align:center;white-space:nowrap"
 
 
 def prediction_table(predictions: LayerPredictions) -> str:
@@ -64,10 +64,12 @@ def _cell(predictions: LayerPredictions, row: int, column: int, shown: dict[int,
     step = round(float(np.clip(np.nan_to_num(share), 0, 1)) * last)
     back = LIGHT_TO_DARK[step]
     ink = WHITE if dark_cells(np.full((1, 1), step / last))[0, 0] else INK
-    frame = AGREEMENT if predictions.agreement[row, column] else back
+    # Where borders collapse the wider one wins, so that every frame is whole.
+    frame = f"3px solid {AGREEMENT}" if predictions.agreement[row, column] else f"1px solid {back}"
     hint = f"{100 * share:.3g} %, entropy {predictions.entropy_bits[row, column]:.3g} bits"
+    # The colours stand on <code> too: Jupyter's own style for it would win over the cell's.
+    colours = f"background-color:{back};color:{ink}"
     text = token_html(id_label(predictions.top_ids[row, column, 0], shown)).replace(
-        "<code>", '<code style="color:inherit;background:none">'
+        "<code>", f'<code style="{colours}">'
     )
-    style = f"{_CELL} {frame};background-color:{back};color:{ink}"
-    return f'<td title="{hint}" style="{style}">{text}</td>'
+    return f'<td title="{hint}" style="{_CELL};border:{frame};{colours}">{text}</td>'

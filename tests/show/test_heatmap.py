@@ -106,11 +106,12 @@ def test_each_colour_shows_its_own_numbers(name, small):
     expected = {
         "probability": np.exp2(small.top_logprob_bits[:, :, 0]),
         "entropy": small.entropy_bits,
-        "kl": small.kl_bits,
+        "kl": np.log10(1 + small.kl_bits.astype(np.float64)),
         "rank": np.log10(1 + small.final_top_rank),
     }[name]
     drawn = map_of(heatmap(small, colour=name))
-    np.testing.assert_allclose(spread(drawn.z), expected, rtol=1e-6)
+    # Drawn as float32: half a unit of its last place.
+    np.testing.assert_allclose(spread(drawn.z), expected, rtol=2**-23)
     assert drawn.zmin == 0
     assert drawn.zmax >= expected.max() - 1e-5
     dark_is_low = name != "probability"
@@ -168,6 +169,17 @@ def test_the_strip_leaves_position_0_out_and_says_so(small):
     np.testing.assert_allclose(alone.kl_bits, small.kl_bits[:, 0])
     assert alone.over == "1 position"
     assert "left out" not in layer_means(small.select(positions=[3, 4])).over
+
+
+def test_the_strip_draws_bits_in_decades_and_tells_them_plainly(small):
+    figure = heatmap(small)
+    curve, axis = figure.data[3], figure.layout.xaxis2
+    means = layer_means(small).kl_bits
+    np.testing.assert_allclose(10 ** np.array(curve.x) - 1, means, atol=1e-9)
+    assert list(curve.text) == [f"{value:.3g}" for value in means]
+    assert list(axis.ticktext) == ["0", "1", "10"]
+    np.testing.assert_allclose(10 ** np.array(axis.tickvals) - 1, [0, 1, 10])
+    assert curve.x[-1] == 0 == axis.tickvals[0]
 
 
 def test_a_layer_without_self_copy_numbers_leaves_a_gap_in_the_strip(small):
