@@ -61,6 +61,22 @@ model.tie.verdict
 "Untied" says that there are two tensors. It does not say that they differ in what they do: see [geometry](geometry.md) for how far apart they are. And a tie does not make input and output
 symmetric: the lookup may be scaled (sqrt(640) = 25.3 in Gemma 3 270M) and a norm stands before the product, neither of which is in the matrix.
 
+## Surgery
+
+Each of these works on a copy, which is taken apart and proved like any other checkpoint; your model is not touched.
+
+| call | the copy |
+|---|---|
+| `lens.untie(model)` | every matrix a parameter of its own; logits bit for bit the same |
+| `lens.tie(model, keep="input")` | one matrix, with the values of W_E, of W_U ("output") or of the mean; the logits change |
+| `lens.interpolate(model, alpha)` | W_U moved the share alpha of the way to W_E; the lookup stays |
+| `lens.interpolate(model, alpha, rotate=True)` | towards W_E turned by the rotation that brings it nearest to W_U |
+| `lens.reset_bias(model)` | output biases zero |
+
+`lens.save_checkpoint(copy, folder)`, `lens untie MODEL -o DIR` and `lens tie MODEL --keep output -o DIR` write a folder that loads to the same logits and the same verdict, in one file or in shards.
+Two exceptions are told, not hidden. A T5 config always says tied, so that its untied copy comes back tied while its matrices are equal (a note says so). In
+Switch Transformers the flag changes the logits, so that untying is refused.
+
 ## What it looks like
 
 """

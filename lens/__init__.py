@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
     from lens.checkpoint.load import load
     from lens.checkpoint.states import load_states, save_states
+    from lens.checkpoint.surgery import interpolate, reset_bias, save_checkpoint, tie, untie
+    from lens.checkpoint.tie_cost import TieCost, plan_tie
+    from lens.checkpoint.tie_scale import scale_table
+    from lens.checkpoint.tying import TieReport
     from lens.corpus import Corpus, Document, read_corpus
     from lens.errors import (
         CaptureError,
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from lens.lenses.predictions import LayerPredictions, Provenance
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
+    from lens.measuring.gradients import GradientPaths, gradients
     from lens.measuring.measure import measure
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
@@ -60,6 +65,7 @@ __all__ = [
     "CorruptCheckpointError",
     "Document",
     "ExportError",
+    "GradientPaths",
     "IncompleteCheckpointError",
     "LayerPredictions",
     "LensError",
@@ -71,6 +77,8 @@ __all__ = [
     "ResultFileError",
     "SelectionError",
     "ShapeError",
+    "TieCost",
+    "TieReport",
     "TokenizerError",
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
@@ -78,16 +86,24 @@ __all__ = [
     "compare",
     "export",
     "fit_ridge",
+    "gradients",
     "heatmap",
+    "interpolate",
     "load",
     "load_affine",
     "load_states",
     "measure",
+    "plan_tie",
     "read_corpus",
     "read_predictions",
     "read_profile",
+    "reset_bias",
+    "save_checkpoint",
     "save_states",
+    "scale_table",
+    "tie",
     "tune",
+    "untie",
 ]
 
 _HOMES = {
@@ -96,22 +112,33 @@ _HOMES = {
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
     "Document": "lens.corpus",
+    "GradientPaths": "lens.measuring.gradients",
     "LayerPredictions": "lens.lenses.predictions",
     "LensProfile": "lens.measuring.profile",
     "Provenance": "lens.lenses.predictions",
+    "TieCost": "lens.checkpoint.tie_cost",
+    "TieReport": "lens.checkpoint.tying",
     "compare": "lens.measuring.compare",
     "export": "lens.show.export",
     "fit_ridge": "lens.measuring.tuning",
+    "gradients": "lens.measuring.gradients",
     "heatmap": "lens.show.heatmap",
+    "interpolate": "lens.checkpoint.surgery",
     "load": "lens.checkpoint.load",
     "load_affine": "lens.lenses.affine",
     "load_states": "lens.checkpoint.states",
     "measure": "lens.measuring.measure",
+    "plan_tie": "lens.checkpoint.tie_cost",
     "read_corpus": "lens.corpus",
     "read_predictions": "lens.show.tables",
     "read_profile": "lens.measuring.profile_file",
+    "reset_bias": "lens.checkpoint.surgery",
+    "save_checkpoint": "lens.checkpoint.surgery",
     "save_states": "lens.checkpoint.states",
+    "scale_table": "lens.checkpoint.tie_scale",
+    "tie": "lens.checkpoint.surgery",
     "tune": "lens.measuring.tuning",
+    "untie": "lens.checkpoint.surgery",
 }
 """Where a public name lives; every other one is an error class, in `lens.errors`."""
 

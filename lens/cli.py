@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lens import __version__, cli_measure
+from lens import __version__, cli_measure, cli_tie
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
 from lens.cli_files import made, require_folder
@@ -142,6 +142,8 @@ app.command(cls=Command, short_help="A lens over a corpus: quality by layer.")(c
 app.command(cls=Command, short_help="Two checkpoints' lenses over the same documents.")(
     cli_measure.compare
 )
+
+cli_tie.register(app)
 
 
 def _read(

@@ -1,11 +1,12 @@
 """The commands on ties: what one saves, and what it is made of."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from typer import BadParameter, Option
+from typer import BadParameter, Option, Typer
 
 from lens import cli_options as options
+from lens.cli_errors import Command
 
 Vocab = Annotated[int | None, Option("--vocab", min=1, help="Rows of the embedding.")]
 Width = Annotated[int | None, Option("--d-model", min=1, help="Width of the residual state.")]
@@ -22,6 +23,34 @@ Config = Annotated[
     list[Path] | None,
     Option(metavar="FILE", help="A config.json, or its folder; several make a table."),
 ]
+
+NewFolder = Annotated[
+    Path, Option("-o", "--output", metavar="DIR", help="New folder for the model and tokenizer.")
+]
+Keep = Annotated[
+    Literal["input", "output", "mean"],
+    Option(help="Whose values the one matrix has: W_E, W_U or the mean of both."),
+]
+Corpus = Annotated[
+    str, Option("--corpus", metavar="FILE", help="Text as in lens measure; sample comes with lens.")
+]
+Targets = Annotated[int, Option(min=1, help="Stop after this many scored tokens.")]
+WindowTokens = Annotated[int | None, Option(min=2, help="Tokens that pass the model together.")]
+MaskId = Annotated[
+    int | None, Option(min=0, help="Mask token of a masked model; left out, its tokenizer's.")
+]
+Seed = Annotated[int, Option(min=0, help="Order of the batches.")]
+
+
+def register(app: Typer) -> None:
+    """Give the commands of this module to the application."""
+    for command, short_help in (
+        (plan, "What tying would save in a model of these sizes."),
+        (gradients, "The paths by which the embedding matrices are trained."),
+        (tie, "Save a copy with one matrix for lookup and unembedding."),
+        (untie, "Save a copy with a matrix for each, and the same logits."),
+    ):
+        app.command(cls=Command, short_help=short_help)(command)
 
 
 def plan(
@@ -66,3 +95,80 @@ EVIDENCE = (
     "small recurrent models gained from tying, in large transformers the sign depends on size and "
     "recipe; docs/when_to_tie.md has the numbers and their limits"
 )
+
+
+def gradients(
+    model: options.Model,
+    corpus: Corpus = "sample",
+    max_targets: Targets = 8192,
+    window_tokens: WindowTokens = None,
+    mask_id: MaskId = None,
+    seed: Seed = 0,
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Take the training gradient of the embedding matrices apart by path.
+
+    Norms, shares and angles, in all and for tokens by frequency.
+    """
+    from lens.cli_tables import emit, summary_table, working
+    from lens.measuring.gradients import gradients as measure
+
+    checkpoint = _loaded(model, device=device)
+    with working("Measuring the gradients"):
+        paths = measure(
+            checkpoint,
+            corpus,
+            max_targets=max_targets,
+            window_tokens=window_tokens,
+            mask_id=mask_id,
+            seed=seed,
+        )
+    emit(summary_table(paths.rows()))
+    emit("")
+    emit(summary_table(paths.group_rows_text()))
+
+
+def untie(
+    model: options.Model,
+    output: NewFolder,
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Save a copy in which the unembedding is a matrix of its own, with the same logits."""
+    from lens.checkpoint.surgery import untie as cut
+
+    _operate(model, output, cut, device=device)
+
+
+def tie(
+    model: options.Model,
+    output: NewFolder,
+    keep: Keep = "output",
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Save a copy in which one matrix serves as lookup and as unembedding."""
+    from lens.checkpoint.surgery import tie as join
+
+    _operate(model, output, lambda checkpoint: join(checkpoint, keep=keep), device=device)
+
+
+def _operate(model: str, output: Path, operation: Any, **how: Any) -> None:
+    from lens.checkpoint.surgery import require_new_folder, save_checkpoint
+    from lens.cli_tables import emit, summary_table, working
+
+    require_new_folder(output)
+    checkpoint = _loaded(model, **how)
+    with working("Operating on a copy"):
+        result = operation(checkpoint)
+        save_checkpoint(result, output)
+    emit(summary_table(result.tie.rows()))
+    emit(f"Wrote {output}")
+
+
+def _loaded(model: str, **how: Any) -> Any:
+    # Inside, because lens.cli imports this module to register the commands.
+    from lens.cli import _load
+
+    return _load(model, **how)

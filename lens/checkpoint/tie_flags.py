@@ -1,5 +1,6 @@
 """What a model's config, class and files say of its tie; reported beside the verdict."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from lens.checkpoint.matrices import EQUAL_VALUES, ONE_TENSOR, UNREAD, NamedMatrix, TiePair
@@ -34,14 +35,30 @@ def class_mapping(model: Any) -> tuple[tuple[str, str], ...]:
 
 def files_held(
     model: Any, matrices: tuple[NamedMatrix, ...], keys: frozenset[str] | None
-) -> dict[str, bool] | None:
-    """For each matrix, by name, whether the checkpoint's files held it; None where unknown."""
+) -> dict[str, bool | None] | None:
+    """For each matrix, by name, whether the checkpoint's files held it; None where unknown.
+
+    A name is unknown where the files hold names that the model does not have: transformers
+    renames some on loading (embed_out.weight of GPT-NeoX is lm_head.weight in memory).
+    """
     if keys is None:
         return None
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    bare = {key.removeprefix(prefix) for key in keys}
-    one_name_each = {m.name: m for m in matrices if m.name is not None}
-    return {name: name.removeprefix(prefix) in bare for name in one_name_each}
+    bare = _bare(model, keys)
+    absent = None if _renames(model, bare) else False
+    return {m.name: _bare_name(model, m.name) in bare or absent for m in matrices if m.name}
+
+
+def _bare(model: Any, names: Iterable[str]) -> set[str]:
+    return {_bare_name(model, name) for name in names}
+
+
+def _bare_name(model: Any, name: str) -> str:
+    return name.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.")
+
+
+def _renames(model: Any, bare: set[str]) -> bool:
+    parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return not bare <= _bare(model, [*parameters, *(name for name, _ in model.named_buffers())])
 
 
 def contradictions(
@@ -62,10 +79,13 @@ def _against_files(
 ) -> list[str]:
     if keys is None:
         return []
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    bare = {key.removeprefix(prefix) for key in keys}
-    held = {m.name: {n for n in m.aliases if n.removeprefix(prefix) in bare} for m in matrices}
-    found = [f"the files hold no {name}, yet it is in memory" for name in held if not held[name]]
+    bare = _bare(model, keys)
+    held = {m.name: {n for n in m.aliases if _bare_name(model, n) in bare} for m in matrices}
+    found = []
+    if not _renames(model, bare):
+        found = [
+            f"the files hold no {name}, yet it is in memory" for name in held if not held[name]
+        ]
     several = [sorted(names) for names in held.values() if len(names) > 1]
     return found + [f"the files hold {' and '.join(n)}; in memory they are one" for n in several]
 

@@ -50,6 +50,9 @@ __all__ = [
 ]
 
 
+_HELD = {True: "yes", False: "no", None: "perhaps, under another name"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TieReport:
     """The verdict on W_E and W_U, and beside it what config, class and files say.
@@ -77,7 +80,7 @@ class TieReport:
     pairs: tuple[TiePair, ...] = ()
     flags: dict[str, bool] = field(default_factory=dict)
     class_mapping: tuple[tuple[str, str], ...] = ()
-    files_held: dict[str, bool] | None = None
+    files_held: dict[str, bool | None] | None = None
     contradictions: tuple[str, ...] = ()
 
     @property
@@ -110,9 +113,7 @@ class TieReport:
         )
         rows.append(("class ties", mapped or "nothing"))
         if self.files_held is not None:
-            held = ", ".join(
-                f"{name} {'yes' if there else 'no'}" for name, there in self.files_held.items()
-            )
+            held = ", ".join(f"{name} {_HELD[there]}" for name, there in self.files_held.items())
             rows.append(("files hold", held or "neither matrix"))
         rows += [("contradiction", sentence) for sentence in self.contradictions]
         if self.cost is not None:

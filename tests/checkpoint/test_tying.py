@@ -322,3 +322,18 @@ def test_the_text_names_both_matrices_their_flag_and_the_files(tmp_path: Path) -
     assert text["class ties"] == f"{HEAD} := {EMBEDDING}"
     assert text["files hold"] == f"{EMBEDDING} yes, {HEAD} yes"
     assert "10,240 spent" in text["parameters"]
+
+
+def test_a_key_that_transformers_renames_is_no_contradiction(tmp_path: Path) -> None:
+    BY_NAME["gpt_neox"].build(tied=False).save_pretrained(tmp_path)
+    tie = load(tmp_path).tie
+    assert (tie.verdict, tie.contradictions) == (UNTIED, ())
+    assert tie.files_held == {"gpt_neox.embed_in.weight": True, "lm_head.weight": None}
+
+
+def test_a_matrix_that_no_file_held_is_a_contradiction() -> None:
+    model = gpt2(tied=False)
+    names = {name for name, _ in model.named_parameters()} - {HEAD}
+    tie = report_tie(model, None, seq2seq=False, checkpoint_keys=frozenset(names))
+    assert tie.contradictions == (f"the files hold no {HEAD}, yet it is in memory",)
+    assert tie.files_held == {EMBEDDING: True, HEAD: False}

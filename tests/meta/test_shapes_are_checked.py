@@ -53,6 +53,13 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "measuring.collect": ("_reciprocal", "rank", (ROW.astype(int),), (CELLS.astype(int),)),
     "measuring.depth": ("settled", "reached", (ROW > 0,), (CELLS > 0,)),
     "measuring.histograms": ("kl_bins", "kl_bits", (ROW,), (CELLS,)),
+    "linear": ("mean_row", "a", (FLAT,), (CUBE[0],)),
+    "measuring.gradients": (
+        "batch_gradients",
+        "targets",
+        (NOBODY, "checkpoint.inputs.Inputs", FLAT.long()),
+        (NOBODY, "checkpoint.inputs.Inputs", CUBE[0].long()),
+    ),
     "measuring.metrics": (
         "kl_bits",
         "lens",
