@@ -10,10 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lens.errors import SelectionError
-from lens.lenses.tiles import TILE_TOKENS, DirectRows, WholeRows, same_unembedding
+from lens.lenses.reduction import tile_tokens
+from lens.lenses.tiles import DirectRows, WholeRows, same_unembedding
 
 CHUNK_ROWS = 512
 """Rows of a full chunk: fewer make the product slower, more push its tile out of the cache."""
+
+DEVICE_CHUNK_ROWS = 4096
+"""Rows of a full chunk elsewhere than on the CPU: 128 MiB of logits, and few calls."""
 
 REPLAY_BYTES = 64 * 2**20
 """Most bytes of whole logits, lens' and final, that a replay hands back at once by default."""
@@ -90,11 +94,16 @@ class Source:
         return self.states.device
 
     @property
+    def tile_tokens(self) -> int:
+        """Tokens of one tile."""
+        return tile_tokens(self.device)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes that one row costs: its tile, its state prepared, temporaries of preparing."""
         if not self.is_direct:
             return 2 * 4 * self.d_vocab
-        return 4 * (TILE_TOKENS + 4 * self.states.shape[-1])
+        return 4 * (self.tile_tokens + 4 * self.states.shape[-1])
 
     def final_layers(self, cells: Cells) -> Bool[Tensor, "layer pos"]:
         """Which cells hold the final state itself, read by the same readout."""
@@ -110,7 +119,9 @@ def plan(source: Source, *, memory_budget_bytes: int | None) -> list[Cells]:
     Raises SelectionError for a budget in which not one row fits.
     """
     n_layers, n_positions = source.states.shape[:2]
-    rows = CHUNK_ROWS if source.is_direct else max(1, REPLAY_BYTES // source.row_bytes)
+    rows = CHUNK_ROWS if source.device.type == "cpu" else DEVICE_CHUNK_ROWS
+    if not source.is_direct:
+        rows = max(1, REPLAY_BYTES // source.row_bytes)
     if memory_budget_bytes is not None:
         rows = min(rows, memory_budget_bytes // (2 * source.row_bytes))
         if rows < 1:
@@ -158,7 +169,7 @@ class Chunk:
     def tiles(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """First token id, logits [layer, pos, tile], final logits [pos, tile], tile by tile."""
         n_layers = self.cells.shape[0]
-        for first in range(0, self.d_vocab, TILE_TOKENS):
+        for first in range(0, self.d_vocab, self.lens.tile_tokens):
             lens = self.lens.tile(first)
             final = lens if self.final is self.lens else self.final.tile(first)
             yield first, lens[:n_layers], final[self.final_layer]
@@ -196,9 +207,10 @@ class Reader:
         self._loaded: slice | None = None
 
     def _side(self, readout: Any, max_rows: int, narrow: bool) -> Rows:
+        tile = self.source.tile_tokens
         if readout.kind != "direct":
-            return WholeRows(readout)
-        return DirectRows(readout.unembedding, max_rows=max_rows, narrow=narrow)
+            return WholeRows(readout, tile_tokens=tile)
+        return DirectRows(readout.unembedding, max_rows=max_rows, tile_tokens=tile, narrow=narrow)
 
     def holds(self, cells: Cells) -> bool:
         """Whether the buffers are large enough for these cells and their final rows."""

@@ -41,8 +41,8 @@ class TorchReduction:
         self.lens = torch.from_numpy(empty_sums(n_layers, n_positions, columns=7)).to(device)
         self.final = torch.from_numpy(empty_sums(n_positions, columns=3)).to(device)
         self.above = torch.zeros(thresholds.shape, dtype=torch.int64, device=device)
-        self.best = _Best((n_layers * n_positions,), top_k, device)
-        self.final_best = _Best((n_positions,), 1, device)
+        self.best = _Best(n_layers * n_positions, top_k, device)
+        self.final_best = _Best(n_positions, 1, device)
         self._buffers = torch.empty(2, 0, device=device)
 
     def update(
@@ -60,6 +60,8 @@ class TorchReduction:
     def sums(self) -> Sums:
         """What the tiles so far add up to."""
         n_layers = self.lens.shape[0]
+        self.best.settle()
+        self.final_best.settle()
         values = rearrange(self.best.values, "(l p) k -> l p k", l=n_layers)
         tokens = rearrange(self.best.tokens, "(l p) k -> l p k", l=n_layers)
         return Sums(
@@ -153,11 +155,16 @@ class TorchReduction:
 
 
 class _Best:
-    """The k best logits of each row so far, best first; a tie goes to the lower id."""
+    """The k best logits of each row so far, best first; a tie goes to the lower id.
 
-    def __init__(self, rows: tuple[int], top_k: int, device: torch.device):
-        self.values = torch.full((*rows, top_k), -torch.inf, device=device)
-        self.tokens = torch.full((*rows, top_k), NOT_FOUND, dtype=torch.int64, device=device)
+    Candidates are set aside and merged after 1, 2, 4, 8 ... tiles: the later, the fewer there are.
+    """
+
+    def __init__(self, n_rows: int, top_k: int, device: torch.device):
+        self.values = torch.full((n_rows, top_k), -torch.inf, device=device)
+        self.tokens = torch.full((n_rows, top_k), NOT_FOUND, dtype=torch.int64, device=device)
+        self._aside: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._seen, self._merge_at = 0, 1
 
     def update(self, first: int, logits: Float[Tensor, "pos tile"]) -> None:
         """Look only into the blocks whose maximum reaches the worst that is kept."""
@@ -172,19 +179,30 @@ class _Best:
             # k blocks hold k logits at least as high as the k-th best of their maxima.
             worst = highest.topk(top_k).values[:, -1]
         rows, block = (highest >= worst[:, None]).nonzero(as_tuple=True)
-        if not len(rows):
-            return
         values = blocks[rows, block]
         pair, column = (values >= worst[rows, None]).nonzero(as_tuple=True)
         places = block[pair] * BLOCK_TOKENS + column
-        real = places < width
-        pair, column, places = pair[real], column[real], places[real]
-        self._merge(rows[pair], values[pair, column], places + first)
+        if padding:
+            real = places < width
+            pair, column, places = pair[real], column[real], places[real]
+        self._aside.append((rows[pair], values[pair, column], places + first))
+        self._seen += 1
+        if self._seen == self._merge_at:
+            self._merge_at *= 2
+            self.settle()
+
+    def settle(self) -> None:
+        """Merge what was set aside; before this, values and tokens are of some tiles ago."""
+        if not self._aside:
+            return
+        rows, values, tokens = (torch.cat(parts) for parts in zip(*self._aside, strict=True))
+        self._aside.clear()
+        if len(rows):
+            rows, order = rows.sort(stable=True)
+            self._merge(rows, values[order], tokens[order])
 
     def _merge(self, rows: Tensor, values: Tensor, tokens: Tensor) -> None:
         """Take in single logits, given by rising row and rising token."""
-        if not len(rows):
-            return
         counts = torch.bincount(rows, minlength=len(self.values))
         touched = counts.nonzero()[:, 0]
         places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]

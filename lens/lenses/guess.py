@@ -13,7 +13,7 @@ from torch import Tensor
 from lens.lenses import reduction
 from lens.lenses.chunks import CHUNK_ROWS, Source
 from lens.lenses.sums import NOT_FOUND
-from lens.lenses.tiles import TILE_TOKENS, DirectRows
+from lens.lenses.tiles import DirectRows
 
 CANDIDATES = 16
 
@@ -34,7 +34,9 @@ def guess_final_top(source: Source, *, max_rows: int = CHUNK_ROWS) -> Int[Tensor
     max_rows = min(max_rows, n_positions)
     on_cpu = source.device.type == "cpu" and reduction.has_numba()
     narrow = on_cpu and multiplies_bfloat16()
-    side = DirectRows(readout.unembedding, max_rows=max_rows, narrow=narrow)
+    side = DirectRows(
+        readout.unembedding, max_rows=max_rows, tile_tokens=source.tile_tokens, narrow=narrow
+    )
     for begin in range(0, n_positions, max_rows):
         places = slice(begin, begin + max_rows)
         side.load(readout.prepare(source.final_states[None, places]))
@@ -45,7 +47,7 @@ def guess_final_top(source: Source, *, max_rows: int = CHUNK_ROWS) -> Int[Tensor
 def _best(side: DirectRows) -> Int[Tensor, " pos"]:
     best: Tensor | None = None
     tokens = torch.zeros(0, dtype=torch.int64)
-    for first in range(0, side.d_vocab, TILE_TOKENS):
+    for first in range(0, side.d_vocab, side.tile_tokens):
         values, places = side.tile(first)[0].max(-1)
         if best is None:
             best, tokens = values, places
@@ -62,7 +64,7 @@ def _best_fused(side: DirectRows) -> Int[Tensor, " pos"]:
     shape = (side.n_rows, min(CANDIDATES if side.narrow else 1, side.d_vocab))
     values = np.full(shape, -np.inf, dtype=np.float32)
     tokens = np.full(shape, NOT_FOUND, dtype=np.int64)
-    for first in range(0, side.d_vocab, TILE_TOKENS):
+    for first in range(0, side.d_vocab, side.tile_tokens):
         kernels.best_of_tile(first, side.tile(first).numpy(), values[None], tokens[None])
     tokens[tokens == NOT_FOUND] = 0  # a row of NaN: the pass marks it
     if not side.narrow:

@@ -8,9 +8,6 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-TILE_TOKENS = 1024
-"""Columns of one tile: a 512 x 1,024 tile is 2 MiB and stays near one core."""
-
 
 class DirectRows:
     """Rows read by a product with the unembedding, in float32.
@@ -20,21 +17,21 @@ class DirectRows:
     a tile is taken in bfloat16, as a guess that others check.
     """
 
-    def __init__(self, unembedding: Any, *, max_rows: int, narrow: bool = False):
+    def __init__(self, unembedding: Any, *, max_rows: int, tile_tokens: int, narrow: bool = False):
         self.weight = unembedding.weight.detach()
         self.bias = None if unembedding.bias is None else unembedding.bias.detach()
         self.steps = unembedding.steps
         self.d_vocab, self.d_unembed = self.weight.shape
         self.device = self.weight.device
-        self.narrow = narrow
+        self.narrow, self.tile_tokens = narrow, tile_tokens
         self.product_dtype = torch.bfloat16 if narrow else torch.float32
-        self._logits = self._empty(max_rows * TILE_TOKENS)
+        self._logits = self._empty(max_rows * tile_tokens)
         self._rows = self._empty(max_rows, self.d_unembed)
         if narrow:
-            self._narrow_logits = self._empty(max_rows * TILE_TOKENS, dtype=torch.bfloat16)
+            self._narrow_logits = self._empty(max_rows * tile_tokens, dtype=torch.bfloat16)
             self._narrow_rows = self._empty(max_rows, self.d_unembed, dtype=torch.bfloat16)
         if self.weight.dtype != self.product_dtype:
-            self._weight = self._empty(TILE_TOKENS, self.d_unembed, dtype=self.product_dtype)
+            self._weight = self._empty(tile_tokens, self.d_unembed, dtype=self.product_dtype)
         self._n_layers = self._n_rows = 0
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -58,7 +55,7 @@ class DirectRows:
 
     def tile(self, first: int) -> Float[Tensor, "layer pos tile"]:
         """Logits of the tokens from id `first` on; valid until the next call."""
-        last = min(first + TILE_TOKENS, self.d_vocab)
+        last = min(first + self.tile_tokens, self.d_vocab)
         weight = self.weight[first:last]
         if self.weight.dtype != self.product_dtype:
             weight = self._weight[: last - first].copy_(weight)
@@ -117,8 +114,8 @@ _IN_PLACE = {"mul": Tensor.mul_, "div": Tensor.div_, "add": Tensor.add_, "sub": 
 class WholeRows:
     """Rows whose logits come whole, from the model's own tail or a readout made by hand."""
 
-    def __init__(self, readout: Any):
-        self.readout = readout
+    def __init__(self, readout: Any, *, tile_tokens: int):
+        self.readout, self.tile_tokens = readout, tile_tokens
         self._logits: Tensor = torch.empty(0)
         self._tile: Tensor = torch.empty(0)
 
@@ -135,7 +132,7 @@ class WholeRows:
 
     def tile(self, first: int) -> Float[Tensor, "layer pos tile"]:
         """A copy of the logits from token `first` on; valid until the next call."""
-        logits = self._logits[..., first : first + TILE_TOKENS]
+        logits = self._logits[..., first : first + self.tile_tokens]
         if self._tile.numel() < logits.numel() or self._tile.device != logits.device:
             self._tile = torch.empty(logits.numel(), dtype=torch.float32, device=logits.device)
         return self._tile[: logits.numel()].view(logits.shape).copy_(logits)

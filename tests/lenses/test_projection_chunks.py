@@ -73,11 +73,11 @@ def test_a_failed_allocation_halves_the_chunk_and_goes_on(states, monkeypatch):
     made = []
     build = DirectRows.__init__
 
-    def scarce(self, unembedding, *, max_rows, narrow=False):
+    def scarce(self, unembedding, *, max_rows, **options):
         made.append(max_rows)
         if max_rows > 100:
             raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
-        build(self, unembedding, max_rows=max_rows, narrow=narrow)
+        build(self, unembedding, max_rows=max_rows, **options)
 
     whole = read(readout, states)
     monkeypatch.setattr(projection, "guess_final_top", lambda *_, **__: torch.zeros(150).long())
@@ -100,7 +100,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(states, monkeypatch):
 
 
 def test_memory_that_never_suffices_is_an_error(states, monkeypatch):
-    def none(self, unembedding, *, max_rows, narrow=False):
+    def none(self, unembedding, **options):
         raise MemoryError
 
     monkeypatch.setattr(projection, "guess_final_top", lambda *_, **__: torch.zeros(150).long())
