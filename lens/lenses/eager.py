@@ -108,50 +108,35 @@ class TorchReduction:
         """With d = z - offset and e = exp(d): sums of e, e d, e^2, and of w d and e df across."""
         offset, shift, nats = _advance(self.lens[..., 0], lens, self.SCALE)
         final_offset, final_shift, final_nats = _advance(self.final[..., 0], final, self.SCALE)
-        shrink, final_shrink = torch.exp2(shift), torch.exp2(final_shift)
         below = torch.sub(lens, nats.to(torch.float32)[..., None], out=self._buffer(0, lens))
         powers = torch.exp(below, out=self._buffer(1, lens))
         final_below = final - final_nats.to(torch.float32)[:, None]
         weights = torch.exp(final_below)
         cross = torch.bmm(rearrange(below, "l p v -> p l v"), weights[..., None])[..., 0].T
+        reverse = torch.bmm(rearrange(powers, "l p v -> p l v"), final_below[..., None])[..., 0].T
         # The total is no product: a product adds in one long row, with fifty times the error.
-        total = powers.sum(-1).to(torch.float64)
-        reverse = torch.bmm(rearrange(powers, "l p v -> p l v"), final_below[..., None])
-        reverse = reverse[..., 0].T.to(torch.float64)
-        squares = torch.linalg.vector_norm(powers, dim=-1).to(torch.float64).square()
-        moment = below.mul_(powers).sum(-1).to(torch.float64)
-        final_total = weights.sum(-1).to(torch.float64)
-        final_moment = (weights * final_below).sum(-1).to(torch.float64)
+        total, moment = powers.sum(-1), below.mul_(powers).sum(-1)
+        squares = powers.mul_(powers).sum(-1)  # vector_norm takes twice as long
+        final_sums = torch.stack([weights.sum(-1), (weights * final_below).sum(-1)])
+        final_total, final_moment = final_sums.to(torch.float64).unbind(0)
+        sums = torch.stack([total, moment, squares, cross, reverse], dim=-1).to(torch.float64)
         apart = final_nats - nats
-        cross = final_moment - cross.to(torch.float64) + apart * final_total
-        reverse = reverse - moment + apart * total
-        sound = torch.isfinite(moment + cross + reverse)
+        sums[..., 3] = final_moment - sums[..., 3] + apart * final_total
+        sums[..., 4] += apart * sums[..., 0] - sums[..., 1]
+        sound = torch.isfinite(sums.sum(-1))
         if not sound.all():
             slow = _with_infinities(lens, final, nats, final_nats)
-            moment, cross, reverse = (
-                torch.where(sound, *pair)
-                for pair in zip((moment, cross, reverse), slow, strict=True)
-            )
-        self._keep(offset, shift, shrink, final_shrink, (total, moment, squares, cross, reverse))
+            sums[..., [1, 3, 4]] = torch.where(sound[..., None], sums[..., [1, 3, 4]], slow)
+        sums[..., 1] *= self.SCALE
+        shrink, final_shrink = torch.exp2(shift), torch.exp2(final_shift)
+        self.lens[..., 2] += shift * self.lens[..., 1]
+        self.lens[..., 1:6] *= torch.stack(
+            [shrink, shrink, shrink**2, final_shrink.expand_as(shrink), shrink], dim=-1
+        )
+        self.lens[..., 1:6] += sums
+        self.lens[..., 0] = offset
         self.final[..., 1] = final_shrink * self.final[..., 1] + final_total
         self.final[..., 0] = final_offset
-
-    def _keep(
-        self,
-        offset: Tensor,
-        shift: Tensor,
-        shrink: Tensor,
-        final_shrink: Tensor,
-        sums: tuple[Tensor, ...],
-    ) -> None:
-        total, moment, squares, cross, reverse = sums
-        kept = self.lens.unbind(-1)
-        kept[2].copy_(shrink * (kept[2] + shift * kept[1]) + moment * self.SCALE)
-        kept[1].copy_(shrink * kept[1] + total)
-        kept[3].copy_(shrink**2 * kept[3] + squares)
-        kept[4].copy_(final_shrink * kept[4] + cross)
-        kept[5].copy_(shrink * kept[5] + reverse)
-        kept[0].copy_(offset)
 
 
 class _Best:
@@ -232,7 +217,7 @@ def _advance(old: Tensor, logits: Tensor, scale: float) -> tuple[Tensor, Tensor,
 
 def _with_infinities(
     lens: Tensor, final: Tensor, nats: Tensor, final_nats: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Float[Tensor, "layer pos 3"]:
     """The sums e d, w (zf - z) and e (zf - z) where a probability of 0 meets an infinity."""
     below = lens - nats[..., None]
     final_below = (final - final_nats[:, None]).expand_as(below)
@@ -240,8 +225,9 @@ def _with_infinities(
     powers, weights = torch.exp(below), torch.exp(final_below)
     powers.masked_fill_(below < UNDERFLOW_NATS, 0.0)
     weights = weights.masked_fill(final_below < UNDERFLOW_NATS, 0.0)
-    return (
+    sums = (
         (powers * torch.where(powers == 0, 0.0, below)).sum(-1),
         (weights * torch.where(weights == 0, 0.0, difference)).sum(-1),
         (powers * torch.where(powers == 0, 0.0, difference)).sum(-1),
     )
+    return torch.stack([each.to(torch.float64) for each in sums], dim=-1)
