@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from lens.lenses.predictions import LayerPredictions, Provenance
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
+    from lens.measuring.geometry import Geometry, geometry
     from lens.measuring.gradients import GradientPaths, gradients
+    from lens.measuring.meaning import MeaningSimilarity, similarity_of_meaning
     from lens.measuring.measure import measure
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
@@ -65,11 +67,13 @@ __all__ = [
     "CorruptCheckpointError",
     "Document",
     "ExportError",
+    "Geometry",
     "GradientPaths",
     "IncompleteCheckpointError",
     "LayerPredictions",
     "LensError",
     "LensProfile",
+    "MeaningSimilarity",
     "MissingPackageError",
     "PromptError",
     "Provenance",
@@ -86,6 +90,7 @@ __all__ = [
     "compare",
     "export",
     "fit_ridge",
+    "geometry",
     "gradients",
     "heatmap",
     "interpolate",
@@ -101,6 +106,7 @@ __all__ = [
     "save_checkpoint",
     "save_states",
     "scale_table",
+    "similarity_of_meaning",
     "tie",
     "tune",
     "untie",
@@ -112,15 +118,18 @@ _HOMES = {
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
     "Document": "lens.corpus",
+    "Geometry": "lens.measuring.geometry",
     "GradientPaths": "lens.measuring.gradients",
     "LayerPredictions": "lens.lenses.predictions",
     "LensProfile": "lens.measuring.profile",
+    "MeaningSimilarity": "lens.measuring.meaning",
     "Provenance": "lens.lenses.predictions",
     "TieCost": "lens.checkpoint.tie_cost",
     "TieReport": "lens.checkpoint.tying",
     "compare": "lens.measuring.compare",
     "export": "lens.show.export",
     "fit_ridge": "lens.measuring.tuning",
+    "geometry": "lens.measuring.geometry",
     "gradients": "lens.measuring.gradients",
     "heatmap": "lens.show.heatmap",
     "interpolate": "lens.checkpoint.surgery",
@@ -136,6 +145,7 @@ _HOMES = {
     "save_checkpoint": "lens.checkpoint.surgery",
     "save_states": "lens.checkpoint.states",
     "scale_table": "lens.checkpoint.tie_scale",
+    "similarity_of_meaning": "lens.measuring.meaning",
     "tie": "lens.checkpoint.surgery",
     "tune": "lens.measuring.tuning",
     "untie": "lens.checkpoint.surgery",

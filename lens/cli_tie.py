@@ -47,6 +47,7 @@ def register(app: Typer) -> None:
     for command, short_help in (
         (plan, "What tying would save in a model of these sizes."),
         (gradients, "The paths by which the embedding matrices are trained."),
+        (geometry, "The embedding against the unembedding, beside chance."),
         (tie, "Save a copy with one matrix for lookup and unembedding."),
         (untie, "Save a copy with a matrix for each, and the same logits."),
     ):
@@ -127,6 +128,39 @@ def gradients(
     emit(summary_table(paths.rows()))
     emit("")
     emit(summary_table(paths.group_rows_text()))
+
+
+Sample = Annotated[int, Option(min=2, help="Rows to look up among all, for neighbours and copies.")]
+Meaning = Annotated[
+    str | None,
+    Option(
+        "--corpus",
+        metavar="FILE",
+        help="Also ask whether similar rows get similar probabilities in this text.",
+    ),
+]
+
+
+def geometry(
+    model: options.Model,
+    sample: Sample = 512,
+    corpus: Meaning = None,
+    seed: Seed = 0,
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Compare the rows and spaces of W_E and W_U; chance is the same with rows permuted."""
+    from lens.cli_tables import emit, summary_table, working
+    from lens.measuring.geometry import geometry as measure
+    from lens.measuring.meaning import similarity_of_meaning
+
+    checkpoint = _loaded(model, device=device)
+    with working("Comparing the matrices"):
+        rows = measure(checkpoint, sample=sample, seed=seed).rows()
+    if corpus is not None:
+        with working("Reading the corpus"):
+            rows += similarity_of_meaning(checkpoint, corpus, seed=seed).rows()
+    emit(summary_table(rows))
 
 
 def untie(

@@ -62,12 +62,16 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "measuring.depth": ("settled", "reached", (ROW > 0,), (CELLS > 0,)),
     "measuring.histograms": ("kl_bins", "kl_bits", (ROW,), (CELLS,)),
     "linear": ("mean_row", "a", (FLAT,), (CUBE[0],)),
+    "measuring.geometry": ("_cosines", "y", (CUBE[0], FLAT), (CUBE[0], CUBE[0])),
     "measuring.gradients": (
         "batch_gradients",
         "targets",
         (NOBODY, "checkpoint.inputs.Inputs", FLAT.long()),
         (NOBODY, "checkpoint.inputs.Inputs", CUBE[0].long()),
     ),
+    "measuring.moments": ("moments_of", "b", (CUBE[0], FLAT), (CUBE[0], CUBE[0])),
+    "measuring.neighbours": ("overlap", "b", (CUBE[0].long(), FLAT), (CUBE[0].long(),) * 2),
+    "measuring.ranks": ("ranks", "values", (CELLS,), (ROW,)),
     "measuring.metrics": (
         "kl_bits",
         "lens",
