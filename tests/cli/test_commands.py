@@ -12,6 +12,7 @@ import pytest
 
 import lens
 from lens.cli import main
+from lens.show.labels import label
 
 PROMPT = "the tower is in"
 
@@ -26,10 +27,10 @@ def test_run_prints_a_row_for_each_layer_of_the_last_position(
     assert lens_run(tiny, PROMPT) == 0
     printed = capsys.readouterr()
     lines = [line.split() for line in printed.out.strip().split("\n")]
-    assert lines[0][:4] == ["layer", "after", "3", "in"]
+    assert lines[0][:4] == ["layer", "after", "3", "␣in"]
     assert [line[0] for line in lines[2:]] == ["0", "1", "2"]
     expected = lens.load(tiny).logit_lens(PROMPT, positions=[-1])
-    top = [expected.vocabulary[int(i)] for i in expected.top_ids[:, 0, 0]]
+    top = [label(expected.vocabulary[int(i)]) for i in expected.top_ids[:, 0, 0]]
     assert [line[1] for line in lines[2:]] == top
     probabilities = np.exp2(expected.top_logprob_bits[:, 0, 0])
     assert [line[2] for line in lines[2:]] == [f"{p:.3f}" for p in probabilities]
@@ -102,7 +103,7 @@ def test_ids_a_file_standard_input_and_text_are_one_prompt(
 
 @pytest.mark.parametrize(
     ("call", "token"),
-    [(["@@home"], "@home"), (["--", "--x"], "--x"), (["[b]"], "[b]"), (["東京"], "東京")],
+    [(["@@home"], "␣@home"), (["--", "--x"], "␣--x"), (["[b]"], "␣[b]"), (["東京"], "␣東京")],
 )
 def test_awkward_text_reaches_the_model_and_the_table_as_it_stands(
     tiny: Path, capsys: pytest.CaptureFixture[str], call: list[str], token: str
@@ -117,7 +118,7 @@ def test_messages_go_through_the_chat_template(
     path = tmp_path / "chat.json"
     path.write_text(json.dumps([{"role": "user", "content": "tower"}]))
     assert lens_run(tiny, "--messages", str(path)) == 0
-    assert "after 1 is" in capsys.readouterr().out
+    assert "after 1 ␣is" in capsys.readouterr().out
 
 
 def test_inspect_tells_the_tie_and_the_proof(
@@ -125,8 +126,8 @@ def test_inspect_tells_the_tie_and_the_proof(
 ) -> None:
     assert main(["inspect", str(tiny)]) == 0
     out = capsys.readouterr().out
-    for label, text in lens.load(tiny).summary().rows():
-        assert any(line.startswith(label) and text in line for line in out.split("\n"))
+    for name, text in lens.load(tiny).summary().rows():
+        assert any(line.startswith(name) and text in line for line in out.split("\n"))
     assert "shared parameter" in out
 
 
@@ -209,7 +210,7 @@ def test_an_output_that_cannot_be_is_refused_before_a_model_is_loaded(
 
 def test_truncate_cuts_what_is_too_long(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lens_run(tiny, "in " * 9, "--truncate") == 0
-    assert "after 7 in" in capsys.readouterr().out
+    assert "after 7 ␣in" in capsys.readouterr().out
 
 
 def test_debug_shows_the_traceback(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +273,7 @@ def test_a_terminal_that_cannot_show_a_token_still_gets_the_table(
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", narrow)
     assert lens_run(tiny, "東京") == 0
-    assert b"after 0 \\u6771\\u4eac" in narrow.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"after 0 \\u2423\\u6771\\u4eac" in narrow.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
