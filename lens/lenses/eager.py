@@ -17,10 +17,14 @@ BLOCK_TOKENS = 64
 """A block of this many tokens is searched for top-k only where its maximum beats the k-th best."""
 
 ABSENT = -1e30
-"""Stands in a tile where the own token was: no probability, and no infinity."""
+"""Stands in a tile where the own token was while maxima are sought."""
 
-UNDERFLOW_NATS = -87.0
-"""Below this a float32 exponential is denormal: it counts as 0, even against an infinity."""
+UNDERFLOW_NATS = -43.0
+"""An exponential below this counts as 0, even against an infinity.
+
+e^-43 of a million tokens is no part of a float32 sum; squares of less would be denormal, and each
+denormal costs a processor a hundred cycles.
+"""
 
 
 class TorchReduction:
@@ -54,8 +58,7 @@ class TorchReduction:
         self._count(first, lens)
         self.best.update(first, rearrange(lens, "l p v -> (l p) v"))
         self.final_best.update(first, final)
-        self._leave_out_own(first, lens, final)
-        self._add(lens, final)
+        self._add(lens, final, self._leave_out_own(first, lens, final))
 
     def sums(self) -> Sums:
         """What the tiles so far add up to."""
@@ -94,25 +97,32 @@ class TorchReduction:
             signs[:, inside, place[inside]] = 0
             above -= signs.sum(-1, dtype=torch.int32)
 
-    def _leave_out_own(self, first: int, lens: Tensor, final: Tensor) -> None:
+    def _leave_out_own(self, first: int, lens: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the own tokens' logits and take them out; gives their positions and columns."""
         own = self.ids[OWN] - first
         inside = ((own >= 0) & (own < lens.shape[-1])).nonzero()[:, 0]
+        columns = own[inside]
         if len(inside):
-            columns = own[inside]
             self.final[inside, -1] = final[inside, columns].to(torch.float64)
             self.lens[:, inside, -1] = lens[:, inside, columns].to(torch.float64)
             lens[:, inside, columns] = ABSENT
             final[inside, columns] = ABSENT
+        return inside, columns
 
-    def _add(self, lens: Tensor, final: Tensor) -> None:
+    def _add(self, lens: Tensor, final: Tensor, absent: tuple[Tensor, Tensor]) -> None:
         """With d = z - offset and e = exp(d): sums of e, e d, e^2, and of w d and e df across."""
         offset, shift, nats = _advance(self.lens[..., 0], lens, self.SCALE)
         final_offset, final_shift, final_nats = _advance(self.final[..., 0], final, self.SCALE)
+        inside, columns = absent
+        if len(inside):
+            # Low enough to count nothing, and not so low that a product notices.
+            lens[:, inside, columns] = (nats[:, inside] + 2 * UNDERFLOW_NATS).to(torch.float32)
+            final[inside, columns] = (final_nats[inside] + 2 * UNDERFLOW_NATS).to(torch.float32)
         below = torch.sub(lens, nats.to(torch.float32)[..., None], out=self._buffer(0, lens))
-        powers = torch.exp(below, out=self._buffer(1, lens))
         final_below = final - final_nats.to(torch.float32)[:, None]
-        weights = torch.exp(final_below)
+        weights = torch.exp(final_below.clamp(min=UNDERFLOW_NATS))
         cross = torch.bmm(rearrange(below, "l p v -> p l v"), weights[..., None])[..., 0].T
+        powers = torch.exp(below.clamp_(min=UNDERFLOW_NATS), out=self._buffer(1, lens))
         reverse = torch.bmm(rearrange(powers, "l p v -> p l v"), final_below[..., None])[..., 0].T
         # The total is no product: a product adds in one long row, with fifty times the error.
         total, moment = powers.sum(-1), below.mul_(powers).sum(-1)
