@@ -5,7 +5,19 @@ import io
 import os
 from pathlib import Path
 
-COMMANDS = ("", "demo", "inspect", "run", "measure", "compare", "plan", "gradients", "geometry", "tie", "untie")
+COMMANDS = (
+    "",
+    "demo",
+    "inspect",
+    "run",
+    "measure",
+    "compare",
+    "plan",
+    "gradients",
+    "geometry",
+    "tie",
+    "untie",
+)
 PAGE = Path(__file__).with_name("cli.md")
 COLUMNS = "100"
 
