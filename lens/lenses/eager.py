@@ -1,7 +1,7 @@
 """Tiles of logits -> running sums, in torch alone: other devices, and CPUs without numba.
 
 Each operation is one pass over a tile, so there are as few as can be, into two buffers that are
-used again. Products do the weighted sums; a count is a sum of sign bits, since comparing is slow.
+used again. Products do the weighted sums.
 """
 
 import math
@@ -84,18 +84,13 @@ class TorchReduction:
 
     def _count(self, first: int, lens: Tensor) -> None:
         width = lens.shape[-1]
-        below = self._buffer(0, lens)
         for row in (TARGET, FINAL_TOP):
-            # The lowest float stands for -inf, whose difference from itself is NaN.
-            threshold = self.thresholds[row].clamp(min=torch.finfo(torch.float32).min)
-            above = self.above[row]
-            torch.sub(threshold[..., None], lens, out=below)
-            # The sign bit is set where a logit is above: the difference of floats keeps its sign.
-            signs = below.view(torch.int32).bitwise_right_shift_(31)
+            # Into floats: a comparison into booleans is three times slower on a CPU.
+            over = torch.gt(lens, self.thresholds[row][..., None], out=self._buffer(0, lens))
             place = self.ids[row] - first
             inside = ((place >= 0) & (place < width)).nonzero()[:, 0]
-            signs[:, inside, place[inside]] = 0
-            above -= signs.sum(-1, dtype=torch.int32)
+            over[:, inside, place[inside]] = 0.0
+            self.above[row] += over.sum(-1).to(torch.int64)
 
     def _leave_out_own(self, first: int, lens: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the own tokens' logits and take them out; gives their positions and columns."""

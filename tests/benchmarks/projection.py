@@ -199,7 +199,12 @@ def _gate(model: str) -> int:
         verdict = "over" if ratio > limit else "within"
         print(f"{who}: {ratio:.2f} x floor, {verdict} the limit of {limit:.2f}")
         worst |= ratio > limit
-    return int(worst)
+    cell = {"kind": "growth", "model": "random", "shape": "128", "who": "lens"}
+    peaks = {s["at"]: s["peak"] for s in _run(cell, 300.0) if s.get("axis") == "d_vocab"}
+    limit = 1.2 * peaks[8192] + 8
+    verdict = "over" if peaks[65536] > limit else "within"
+    print(f"memory at 65,536 tokens: {peaks[65536]:.1f} MiB, {verdict} the limit of {limit:.1f}")
+    return int(worst or peaks[65536] > limit)
 
 
 def _read() -> list[dict[str, Any]]:
