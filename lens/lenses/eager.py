@@ -45,8 +45,8 @@ class TorchReduction:
         self.lens = torch.from_numpy(empty_sums(n_layers, n_positions, columns=7)).to(device)
         self.final = torch.from_numpy(empty_sums(n_positions, columns=3)).to(device)
         self.above = torch.zeros(thresholds.shape, dtype=torch.int64, device=device)
-        self.best = _Best(n_layers * n_positions, top_k, device)
-        self.final_best = _Best(n_positions, 1, device)
+        self.best = Best(n_layers * n_positions, top_k, device)
+        self.final_best = Best(n_positions, 1, device)
         self._buffers = torch.empty(2, 0, device=device)
 
     def update(
@@ -144,7 +144,7 @@ class TorchReduction:
         self.final[..., 0] = final_offset
 
 
-class _Best:
+class Best:
     """The k best logits of each row so far, best first; a tie goes to the lower id.
 
     Candidates are set aside and merged after 1, 2, 4, 8 ... tiles: the later, the fewer there are.

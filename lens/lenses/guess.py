@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lens.lenses import reduction
 from lens.lenses.chunks import CHUNK_ROWS, Source
+from lens.lenses.eager import Best
 from lens.lenses.sums import NOT_FOUND
 from lens.lenses.tiles import DirectRows
 
@@ -32,45 +33,42 @@ def guess_final_top(source: Source, *, max_rows: int = CHUNK_ROWS) -> Int[Tensor
     if readout.kind != "direct":
         return guess
     max_rows = min(max_rows, n_positions)
-    on_cpu = source.device.type == "cpu" and reduction.has_numba()
-    narrow = on_cpu and multiplies_bfloat16()
+    narrow = source.device.type == "cpu" and multiplies_bfloat16()
     side = DirectRows(
         readout.unembedding, max_rows=max_rows, tile_tokens=source.tile_tokens, narrow=narrow
     )
+    top_k = min(CANDIDATES if narrow else 1, side.d_vocab)
+    fused = source.device.type == "cpu" and reduction.has_numba()
+    best = _best_fused if fused else _best
     for begin in range(0, n_positions, max_rows):
         places = slice(begin, begin + max_rows)
         side.load(readout.prepare(source.final_states[None, places]))
-        guess[places] = _best_fused(side) if on_cpu else _best(side)
+        tokens = best(side, top_k)
+        tokens = torch.where(tokens == NOT_FOUND, 0, tokens)  # a row of NaN: the pass marks it
+        guess[places] = _scored_again(side, tokens) if narrow else tokens[:, 0]
     return guess
 
 
-def _best(side: DirectRows) -> Int[Tensor, " pos"]:
-    best: Tensor | None = None
-    tokens = torch.zeros(0, dtype=torch.int64)
+def _scored_again(side: DirectRows, tokens: Int[Tensor, "pos k"]) -> Int[Tensor, " pos"]:
+    """The best of a few tokens by their float32 logits; a tie goes to the lower id."""
+    tokens = tokens.sort(dim=1).values
+    logits = torch.nan_to_num(side.each(tokens[None])[0], nan=-torch.inf)
+    return tokens.gather(1, logits.argmax(-1, keepdim=True))[:, 0]
+
+
+def _best(side: DirectRows, top_k: int) -> Int[Tensor, "pos k"]:
+    found = Best(side.n_rows, top_k, side.device)
     for first in range(0, side.d_vocab, side.tile_tokens):
-        values, places = side.tile(first)[0].max(-1)
-        if best is None:
-            best, tokens = values, places
-            continue
-        better = values > best
-        tokens = torch.where(better, places + first, tokens)
-        best = torch.where(better, values, best)
-    return tokens
+        found.update(first, side.tile(first)[0])
+    found.settle()
+    return found.tokens
 
 
-def _best_fused(side: DirectRows) -> Int[Tensor, " pos"]:
+def _best_fused(side: DirectRows, top_k: int) -> Int[Tensor, "pos k"]:
     from lens.lenses import kernels
 
-    shape = (side.n_rows, min(CANDIDATES if side.narrow else 1, side.d_vocab))
-    values = np.full(shape, -np.inf, dtype=np.float32)
-    tokens = np.full(shape, NOT_FOUND, dtype=np.int64)
+    values = np.full((1, side.n_rows, top_k), -np.inf, dtype=np.float32)
+    tokens = np.full((1, side.n_rows, top_k), NOT_FOUND, dtype=np.int64)
     for first in range(0, side.d_vocab, side.tile_tokens):
-        kernels.best_of_tile(first, side.tile(first).numpy(), values[None], tokens[None])
-    tokens[tokens == NOT_FOUND] = 0  # a row of NaN: the pass marks it
-    if not side.narrow:
-        return torch.from_numpy(tokens[:, 0])
-    tokens.sort(axis=1)
-    candidates = torch.from_numpy(tokens)
-    logits = torch.nan_to_num(side.each(candidates[None])[0], nan=-torch.inf)
-    best = logits.argmax(-1, keepdim=True)
-    return candidates.gather(1, best)[:, 0]
+        kernels.best_of_tile(first, side.tile(first).numpy(), values, tokens)
+    return torch.from_numpy(tokens[0])

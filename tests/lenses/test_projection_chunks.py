@@ -8,6 +8,7 @@ import torch
 
 from lens.errors import SelectionError
 from lens.lenses import chunks, projection
+from lens.lenses.guess import guess_final_top
 from lens.lenses.tiles import DirectRows
 from tests.lenses.reading import D, L, V, exact_logits, make_readout, make_replay, make_states, read
 
@@ -163,6 +164,20 @@ def test_a_replay_is_run_once_for_each_layer_and_once_for_the_final_rows(states)
     read(replay, states, replay_inputs="inputs", memory_budget_bytes=40 * 2 * 2 * 4 * V)
     assert {inputs for _, inputs in calls} == {None}
     assert max(shape[1] for shape, _ in calls) <= 40
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("path", ["fused", "torch"])
+def test_the_guess_is_right_in_either_width(states, narrow, path, monkeypatch):
+    monkeypatch.setattr("lens.lenses.reduction.has_numba", lambda: path == "fused")
+    monkeypatch.setattr("lens.lenses.guess.multiplies_bfloat16", lambda: narrow)
+    readout = make_readout()
+    source = chunks.Source(readout, states, readout, states[0])
+    exact = exact_logits(readout, states[0])
+    assert np.array_equal(guess_final_top(source).numpy(), exact.argmax(-1))
+    assert np.array_equal(guess_final_top(source, max_rows=40).numpy(), exact.argmax(-1))
+    rounded = readout.prepare(states[0]).bfloat16() @ readout.unembedding.weight.bfloat16().T
+    assert (rounded.float().numpy().argmax(-1) != exact.argmax(-1)).any()  # without a second look
 
 
 def test_a_wrong_guess_of_the_final_top_is_found_and_counted_again(states, monkeypatch):
