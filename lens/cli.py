@@ -1,5 +1,6 @@
 """The `lens` command: exit code 0 is good, 1 a failed check or an error, 2 a wrong call."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -167,6 +168,9 @@ def _read(
 def _load(model: str, **how: Any) -> Any:
     """The checkpoint; the libraries keep quiet, because lens says itself what goes wrong."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # transformers imports torchao where it is installed, and both report on their kernels.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     from lens.cli_tables import working
 
     with working(f"Loading {model}"):

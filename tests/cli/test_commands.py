@@ -276,6 +276,13 @@ def test_a_terminal_that_cannot_show_a_token_still_gets_the_table(
     assert b"after 0 \\u2423\\u6771\\u4eac" in narrow.buffer.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_good_run_says_nothing_on_standard_error(tiny: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "lens", "run", str(tiny), PROMPT], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"lens {lens.__version__}\n"
