@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from lens.lenses.affine import AffineLens, load_affine
     from lens.lenses.predictions import LayerPredictions, Provenance
+    from lens.measuring.attribution import Attribution, attribution
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
     from lens.measuring.geometry import Geometry, geometry
@@ -57,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AffineLens",
+    "Attribution",
     "CaptureError",
     "Checkpoint",
     "CheckpointNotFoundError",
@@ -87,6 +89,7 @@ __all__ = [
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",
+    "attribution",
     "compare",
     "export",
     "fit_ridge",
@@ -114,6 +117,7 @@ __all__ = [
 
 _HOMES = {
     "AffineLens": "lens.lenses.affine",
+    "Attribution": "lens.measuring.attribution",
     "Checkpoint": "lens.checkpoint.checkpoint",
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
@@ -126,6 +130,7 @@ _HOMES = {
     "Provenance": "lens.lenses.predictions",
     "TieCost": "lens.checkpoint.tie_cost",
     "TieReport": "lens.checkpoint.tying",
+    "attribution": "lens.measuring.attribution",
     "compare": "lens.measuring.compare",
     "export": "lens.show.export",
     "fit_ridge": "lens.measuring.tuning",

@@ -6,6 +6,7 @@ import lens
 
 PUBLIC = {
     "AffineLens",
+    "Attribution",
     "CaptureError",
     "Checkpoint",
     "CheckpointNotFoundError",
@@ -36,6 +37,7 @@ PUBLIC = {
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",
+    "attribution",
     "compare",
     "export",
     "fit_ridge",

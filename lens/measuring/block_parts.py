@@ -1,0 +1,178 @@
+"""What each block adds to the residual state, split into its attention and its MLP where proved.
+
+The modules are found by what they return: those whose outputs, each times one number, add up to
+what the block added. Heads and neurons are the columns of the last linear map inside them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lens.checkpoint.trunk import Trunk
+
+_MISFIT = 1e-5
+_MOST_PARTS = 3
+_KINDS = {"mixer": "mixer", "ssm": "mixer", "att": "attention"}
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """What one module of a block adds at one position.
+
+    `kind` is "attention", "mixer", "mlp" or "block"; `pieces` are the inputs of the last linear map inside
+    it times its columns, unsummed: `activation` [width] and `columns` [d_model, width], with the
+    map's own bias apart. None where the module ends in something else.
+    """
+
+    kind: str
+    layer: int
+    name: str
+    value: Float[Tensor, " d_model"]
+    activation: Float[Tensor, " width"] | None = None
+    columns: Float[Tensor, "d_model width"] | None = None
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a block: what went in and came out, and what its modules returned."""
+
+    block: nn.Module
+    before: Tensor | None = None
+    after: Tensor | None = None
+    outputs: list[tuple[str, nn.Module, Tensor, Tensor | None]] = field(default_factory=list)
+
+
+def block_writes(
+    trunk: Trunk, run: Callable[[], Any], position: int, *, length: int
+) -> tuple[Float[Tensor, " d_model"], list[Write]]:
+    """The embedding's state at a position, and every write to it after, in order."""
+    with _recorded(trunk, length) as calls:
+        run()
+    state = calls[0].before
+    assert state is not None
+    writes = []
+    for layer, call in enumerate(calls):
+        assert call.before is not None
+        assert call.after is not None
+        writes += _writes(call, state, layer, position)
+        state = call.after
+    start = calls[0].before
+    assert start is not None
+    return start[0, position].double(), writes
+
+
+@contextmanager
+def _recorded(trunk: Trunk, length: int) -> Iterator[list[_Call]]:
+    calls: list[_Call] = []
+    handles = []
+
+    def _enter(block: nn.Module, args: Any, kwargs: Any) -> None:
+        state = trunk.layout.canonical(trunk.input_slot.get(args, kwargs), length=length)
+        calls.append(_Call(block, before=state.detach().clone()))
+
+    def _leave(block: nn.Module, args: Any, output: Any) -> None:
+        calls[-1].after = (
+            trunk.layout.canonical(trunk.output_slot.get(output), length=length).detach().clone()
+        )
+
+    def _keep(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def _hook(module: nn.Module, args: Any, output: Any) -> None:
+            made = output[0] if isinstance(output, tuple) else output
+            given = next((a for a in args if isinstance(a, Tensor)), None)
+            if isinstance(made, Tensor) and calls:
+                kept = None if given is None else given.detach().clone()
+                calls[-1].outputs.append((path, module, made.detach().clone(), kept))
+
+        return _hook
+
+    try:
+        for block in trunk.distinct_blocks:
+            handles.append(block.register_forward_pre_hook(_enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(_leave))
+            for path, module in block.named_modules():
+                if path and any(True for _ in module.parameters()):
+                    handles.append(module.register_forward_hook(_keep(path)))
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _writes(call: _Call, before: Tensor, layer: int, position: int) -> list[Write]:
+    assert call.after is not None
+    added = call.after.double() - before.double()
+    found = _adding_up(call, added)
+    if found is None:
+        return [Write("block", layer, "block", added[0, position])]
+    writes = []
+    for name, module, value, factor in found:
+        kind = next((kind for word, kind in _KINDS.items() if word in name.lower()), "mlp")
+        pieces = _pieces(call, name, module, value, factor, position)
+        writes.append(Write(kind, layer, name, factor * value[0, position], *pieces))
+    # What the outputs were rounded to, so that parts add up to the state itself.
+    rest = added[0, position] - torch.stack([w.value for w in writes]).sum(0)
+    first = writes[0]
+    writes[0] = Write(
+        first.kind, layer, first.name, first.value + rest, first.activation, first.columns
+    )
+    return writes
+
+
+def _adding_up(call: _Call, added: Tensor) -> list[tuple[str, nn.Module, Tensor, float]] | None:
+    """The fewest modules, outermost first, whose outputs add up to what the block added."""
+    for depth in (0, 1):
+        near = [
+            (path, module, made.double().reshape(added.shape))
+            for path, module, made, _ in call.outputs
+            # OPT's MLP works on rows of all positions together.
+            if path.count(".") <= depth and made.shape[-1] == added.shape[-1]
+            if made.numel() == added.numel()
+        ]
+        for count in range(1, _MOST_PARTS + 1):
+            for chosen in combinations(near, count):
+                if _nested([path for path, _, _ in chosen]):
+                    continue
+                stacked = torch.stack([made.flatten() for _, _, made in chosen], 1)
+                factors = torch.linalg.lstsq(stacked, added.flatten()[:, None]).solution[:, 0]
+                rest = float((stacked @ factors - added.flatten()).norm() / added.norm())
+                if rest < _MISFIT:
+                    pairs = zip(chosen, factors.tolist(), strict=True)
+                    return [(path, module, made, factor) for (path, module, made), factor in pairs]
+    return None
+
+
+def _nested(paths: list[str]) -> bool:
+    return any(a != b and b.startswith(f"{a}.") for a in paths for b in paths)
+
+
+def _pieces(
+    call: _Call, name: str, module: nn.Module, value: Tensor, factor: float, position: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Input and columns of the last linear map inside, where the module returns just its result."""
+    for path, inner, made, given in reversed(call.outputs):
+        if path != name and not path.startswith(f"{name}."):
+            continue
+        matrix = _matrix(inner)
+        if matrix is None or given is None or made.numel() != value.numel():
+            continue
+        if torch.equal(made.double().reshape(value.shape), value):
+            rows = given.double().reshape(*value.shape[:2], -1)
+            return rows[0, position], factor * matrix.detach().double()
+    return None, None
+
+
+def _matrix(module: nn.Module) -> Tensor | None:
+    """[d_out, d_in] of a linear map, None for another module."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        return None
+    if isinstance(module, nn.Linear):
+        return weight
+    # GPT-2's Conv1D keeps its matrix the other way round.
+    return weight.T if type(module).__name__ == "Conv1D" else None
