@@ -31,7 +31,8 @@ _ERROR = 1e-4
 class Attribution:
     """One logit (natural units) as a sum of parts and a constant.
 
-    `kinds` are "embedding", "attention", "mixer" (state space), "mlp", or "block" where a block could not be split;
+    `kinds` are "embedding", "attention", "mixer" (state space), "mlp", or "block" where a block
+    could not be split;
     `layers` their blocks (-1 for the embedding), `parts` what each adds. `constant` is what no
     block writes: biases, and the norm's bias through W_U. `heads` [block, head] and `neurons` are
     NaN and empty where a module does not end in one linear map. `quantity` says which number it

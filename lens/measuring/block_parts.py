@@ -25,7 +25,8 @@ _KINDS = {"mixer": "mixer", "ssm": "mixer", "att": "attention"}
 class Write:
     """What one module of a block adds at one position.
 
-    `kind` is "attention", "mixer", "mlp" or "block"; `pieces` are the inputs of the last linear map inside
+    `kind` is "attention", "mixer", "mlp" or "block"; `pieces` are the inputs of the last linear
+    map inside
     it times its columns, unsummed: `activation` [width] and `columns` [d_model, width], with the
     map's own bias apart. None where the module ends in something else.
     """
