@@ -19,6 +19,7 @@ ARRAY = re.compile(r"^(Float|Int|Bool|Shaped)\[")
 NOBODY = None
 READOUT = "checkpoint.readout.DirectReadout"
 AFFINE = "lenses.affine.AffineLens"
+ROWS = "lenses.tiles.DirectRows"
 READING = "measuring.reading.Reading"
 RESULT = "lenses.predictions.LayerPredictions"
 """Stand for an empty object of the class: enough for the check, which comes before the body."""
@@ -53,7 +54,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     ),
     "lenses.chunks": ("Chunk.chosen", "ids", (NOBODY, FLAT.long()), (NOBODY, CUBE[0].long())),
     "lenses.eager": ("Best.update", "logits", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE[0])),
-    "lenses.guess": ("_scored_again", "tokens", (NOBODY, FLAT.long()), (NOBODY, CUBE[0].long())),
+    "lenses.guess": ("_scored_again", "tokens", (ROWS, FLAT.long()), (ROWS, CUBE[0].long())),
     "lenses.projection": ("project", "states", (READOUT, FLAT), (READOUT, CUBE)),
     "lenses.reduction": ("TorchReduction.update", "lens", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE)),
     "lenses.sums": ("Sums.in_bits", "is_final", (NOBODY, ROW > 0), (NOBODY, CELLS > 0)),
