@@ -28,7 +28,7 @@ same number with the rows of W_U permuted. Both are given for the rows as they a
 | ridge R2, ridge cosine | how well a linear map from W_E predicts rows of W_U that it never saw | R2 is dominated by long rows; the cosine is not |
 | pair rank correlation | is the order of similarities the same? | most pairs are far apart, and noise ranks them |
 | kNN overlap | how many of the ten nearest rows are shared | says nothing of far rows; exact duplicates count |
-| norm correlation | are the same rows long? | length carries frequency, see `lens.frequency` |
+| norm correlation | are the same rows long? | length carries frequency, see [frequency](frequency.md) |
 | copy score | how often token i is the best answer to its own normed row: what a lens at the embedding says | a tied model copies by construction |
 
 Of each matrix alone: the mean cosine of its rows and the share of a common direction; effective rank (exponential of the entropy of the singular values) and participation ratio of the

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lens.measuring.attribution import Attribution, attribution
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
+    from lens.measuring.frequency import Frequency, frequency
     from lens.measuring.geometry import Geometry, geometry
     from lens.measuring.gradients import GradientPaths, gradients
     from lens.measuring.meaning import MeaningSimilarity, similarity_of_meaning
@@ -69,6 +70,7 @@ __all__ = [
     "CorruptCheckpointError",
     "Document",
     "ExportError",
+    "Frequency",
     "Geometry",
     "GradientPaths",
     "IncompleteCheckpointError",
@@ -93,6 +95,7 @@ __all__ = [
     "compare",
     "export",
     "fit_ridge",
+    "frequency",
     "geometry",
     "gradients",
     "heatmap",
@@ -122,6 +125,7 @@ _HOMES = {
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
     "Document": "lens.corpus",
+    "Frequency": "lens.measuring.frequency",
     "Geometry": "lens.measuring.geometry",
     "GradientPaths": "lens.measuring.gradients",
     "LayerPredictions": "lens.lenses.predictions",
@@ -134,6 +138,7 @@ _HOMES = {
     "compare": "lens.measuring.compare",
     "export": "lens.show.export",
     "fit_ridge": "lens.measuring.tuning",
+    "frequency": "lens.measuring.frequency",
     "geometry": "lens.measuring.geometry",
     "gradients": "lens.measuring.gradients",
     "heatmap": "lens.show.heatmap",

@@ -64,6 +64,12 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "measuring.depth": ("settled", "reached", (ROW > 0,), (CELLS > 0,)),
     "measuring.histograms": ("kl_bins", "kl_bits", (ROW,), (CELLS,)),
     "linear": ("mean_row", "a", (FLAT,), (CUBE[0],)),
+    "measuring.frequency": (
+        "_correlations",
+        "counts",
+        (NOBODY, READOUT, NOBODY, CELLS.astype(int)),
+        (NOBODY, READOUT, NOBODY, ROW.astype(int)),
+    ),
     "measuring.frozen_norm": ("_signs", "like", (CUBE,), (FLAT,)),
     "measuring.geometry": ("_cosines", "y", (CUBE[0], FLAT), (CUBE[0], CUBE[0])),
     "measuring.gradients": (
