@@ -15,6 +15,7 @@ COMMANDS = (
     "plan",
     "gradients",
     "geometry",
+    "surgery-sweep",
     "tie",
     "untie",
 )

@@ -74,5 +74,5 @@ def section(name: str, source: str, corpus: str) -> str:
 if __name__ == "__main__":
     made = "\n".join(section(*one) for one in models())
     note = f"Written by docs/frequency.py on {datetime.date.today()}, seed {SEED}, "
-    note += f"torch {version('torch')}, transformers {version('transformers')}.\n\n"
+    note += f"torch {version('torch').split('+')[0]}, transformers {version('transformers')}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

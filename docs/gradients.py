@@ -86,5 +86,5 @@ def section(name: str, source: str, corpus: Any) -> str:
 if __name__ == "__main__":
     made = "\n".join(section(*one) for one in models())
     note = f"Written by docs/gradients.py on {datetime.date.today()}, seed {SEED}, "
-    note += f"{MAX_TARGETS:,} targets, torch {version('torch')}, transformers {version('transformers')}.\n\n"
+    note += f"{MAX_TARGETS:,} targets, torch {version('torch').split('+')[0]}, transformers {version('transformers')}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

@@ -73,6 +73,9 @@ Each of these works on a copy, which is taken apart and proved like any other ch
 | `lens.interpolate(model, alpha, rotate=True)` | towards W_E turned by the rotation that brings it nearest to W_U |
 | `lens.reset_bias(model)` | output biases zero |
 
+`lens.surgery_sweep(model, corpus, [0, 0.5, 1])` and `lens surgery-sweep MODEL --corpus F` measure lens and perplexity along the path from W_U to W_E. A cut model was not trained: where its perplexity
+is lost, its lens says little about tied models.
+
 `lens.save_checkpoint(copy, folder)`, `lens untie MODEL -o DIR` and `lens tie MODEL --keep output -o DIR` write a folder that loads to the same logits and the same verdict, in one file or in shards.
 Two exceptions are told, not hidden. A T5 config always says tied, so that its untied copy comes back tied while its matrices are equal (a note says so). In
 Switch Transformers the flag changes the logits, so that untying is refused.
@@ -108,6 +111,8 @@ def section(name: str, source: str) -> str:
 
 if __name__ == "__main__":
     made = "\n".join(section(name, source) for name, source in sources().items())
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    libraries = ", ".join(
+        f"{name} {version(name).split('+')[0]}" for name in ("torch", "transformers")
+    )
     note = f"Written by docs/tying.py on {datetime.date.today()} with {libraries}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lens.measuring.measure import measure
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
+    from lens.measuring.surgery_sweep import SurgerySweep, surgery_sweep
     from lens.measuring.tuning import fit_ridge, tune
     from lens.show.export import export
     from lens.show.heatmap import heatmap
@@ -85,6 +86,7 @@ __all__ = [
     "ResultFileError",
     "SelectionError",
     "ShapeError",
+    "SurgerySweep",
     "TieCost",
     "TieReport",
     "TokenizerError",
@@ -113,6 +115,7 @@ __all__ = [
     "save_states",
     "scale_table",
     "similarity_of_meaning",
+    "surgery_sweep",
     "tie",
     "tune",
     "untie",
@@ -132,6 +135,7 @@ _HOMES = {
     "LensProfile": "lens.measuring.profile",
     "MeaningSimilarity": "lens.measuring.meaning",
     "Provenance": "lens.lenses.predictions",
+    "SurgerySweep": "lens.measuring.surgery_sweep",
     "TieCost": "lens.checkpoint.tie_cost",
     "TieReport": "lens.checkpoint.tying",
     "attribution": "lens.measuring.attribution",
@@ -156,6 +160,7 @@ _HOMES = {
     "save_states": "lens.checkpoint.states",
     "scale_table": "lens.checkpoint.tie_scale",
     "similarity_of_meaning": "lens.measuring.meaning",
+    "surgery_sweep": "lens.measuring.surgery_sweep",
     "tie": "lens.checkpoint.surgery",
     "tune": "lens.measuring.tuning",
     "untie": "lens.checkpoint.surgery",

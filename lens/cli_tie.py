@@ -48,10 +48,12 @@ def register(app: Typer) -> None:
         (plan, "What tying would save in a model of these sizes."),
         (gradients, "The paths by which the embedding matrices are trained."),
         (geometry, "The embedding against the unembedding, beside chance."),
+        (surgery_sweep, "Lens and perplexity on the way from untied to tied."),
         (tie, "Save a copy with one matrix for lookup and unembedding."),
         (untie, "Save a copy with a matrix for each, and the same logits."),
     ):
-        app.command(cls=Command, short_help=short_help)(command)
+        name = command.__name__.replace("_", "-")
+        app.command(name, cls=Command, short_help=short_help)(command)
 
 
 def plan(
@@ -161,6 +163,37 @@ def geometry(
         with working("Reading the corpus"):
             rows += similarity_of_meaning(checkpoint, corpus, seed=seed).rows()
     emit(summary_table(rows))
+
+
+Alphas = Annotated[
+    str, Option(metavar="A,A,...", help="Shares of the way from W_U to W_E, from 0 to 1.")
+]
+Rotate = Annotated[
+    bool, Option("--rotate", help="Go to W_E turned by the rotation that brings it nearest to W_U.")
+]
+
+
+def surgery_sweep(
+    model: options.Model,
+    corpus: Corpus = "sample",
+    alphas: Alphas = "0,0.25,0.5,0.75,1",
+    rotate: Rotate = False,
+    window_tokens: WindowTokens = None,
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Move the unembedding of an untied model to its embedding; measure lens and model."""
+    from lens.cli_tables import emit, summary_table, working
+    from lens.measuring.surgery_sweep import surgery_sweep as sweep
+
+    try:
+        numbers = [float(alpha) for alpha in alphas.split(",")]
+    except ValueError as error:
+        raise BadParameter(f"--alphas is {alphas!r}; expected numbers, as in 0,0.5,1.") from error
+    checkpoint = _loaded(model, device=device)
+    with working("Measuring the cuts"):
+        found = sweep(checkpoint, corpus, numbers, rotate=rotate, window_tokens=window_tokens)
+    emit(summary_table(found.rows()))
 
 
 def untie(
