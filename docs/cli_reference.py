@@ -18,6 +18,10 @@ COMMANDS = (
     "surgery-sweep",
     "tie",
     "untie",
+    "twins",
+    "twins train",
+    "twins arms",
+    "twins reproduce",
 )
 PAGE = Path(__file__).with_name("cli.md")
 COLUMNS = "100"
@@ -41,7 +45,7 @@ def help_of(command: str) -> str:
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        main([*filter(None, [command]), "--help"])
+        main([*command.split(), "--help"])
     return "\n".join(line.rstrip() for line in printed.getvalue().strip().split("\n"))
 
 

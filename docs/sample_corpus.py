@@ -2,19 +2,22 @@
 
     apt-get download r-cran-janeaustenr && dpkg -x r-cran-janeaustenr_*.deb unpacked
     python docs/sample_corpus.py unpacked/usr/lib/R/site-library/janeaustenr/data
+    python docs/sample_corpus.py unpacked/usr/lib/R/site-library/janeaustenr/data --whole FILE
 
-One document for each chapter of the six novels: its first paragraphs, up to 4,000 characters.
+One document for each chapter of the six novels: its first paragraphs, up to 4,000 characters. With
+--whole the whole chapters are written to FILE (JSONL) instead, on which the twins are trained.
 A paragraph stands on one line: the breaks inside it are those of a printed page. The two files
 Rdata.rdx (an index of offset and length) and Rdata.rdb (zlib blocks) are read without R.
 """
 
+import argparse
 import gzip
 import json
 import lzma
 import re
 import struct
-import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +141,32 @@ def beginning(paragraphs: list[str]) -> str:
     return text
 
 
-def sample(folder: Path) -> bytes:
-    """The sample's rows as JSON lines."""
-    rows = []
+def rows(folder: Path, text_of: Callable[[list[str]], str]) -> bytes:
+    """The chapters as JSON lines, of each what `text_of` makes of its paragraphs."""
+    found = []
     for name, lines in sorted(lines_of(folder).items()):
         for number, paragraphs in enumerate(chapters(lines), 1):
             row = {"id": f"{name}/{number:02}", "source": NOVELS[name]}
-            rows.append(json.dumps({**row, "text": beginning(paragraphs)}, ensure_ascii=False))
-    return ("\n".join(rows) + "\n").encode("utf-8")
+            found.append(json.dumps({**row, "text": text_of(paragraphs)}, ensure_ascii=False))
+    return ("\n".join(found) + "\n").encode("utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="the unpacked package's data")
+    parser.add_argument("--whole", type=Path, metavar="FILE", help="write whole chapters here")
+    arguments = parser.parse_args()
+    if arguments.whole is not None:
+        novels = rows(arguments.folder, "\n".join)
+        arguments.whole.write_bytes(novels)
+        print(f"{len(novels.splitlines())} chapters, {len(novels):,} bytes")
+        return
+    sample = rows(arguments.folder, beginning)
+    packed = lzma.compress(sample, preset=9 | lzma.PRESET_EXTREME)
+    SAMPLE.write_bytes(packed)
+    count = len(sample.splitlines())
+    print(f"{count} documents, {len(sample):,} bytes, {len(packed):,} compressed")
 
 
 if __name__ == "__main__":
-    whole = sample(Path(sys.argv[1]))
-    packed = lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME)
-    SAMPLE.write_bytes(packed)
-    count = len(whole.splitlines())
-    print(f"{count} documents, {len(whole):,} bytes, {len(packed):,} compressed")
+    main()

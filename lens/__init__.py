@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from lens.show.export import export
     from lens.show.heatmap import heatmap
     from lens.show.tables import read_predictions
+    from lens.study.recipe import Recipe
+    from lens.study.twins import reproduce_study, train_twin
 
 __version__ = "0.1.0"
 
@@ -83,6 +85,7 @@ __all__ = [
     "PromptError",
     "Provenance",
     "ProvenanceError",
+    "Recipe",
     "ResultFileError",
     "SelectionError",
     "ShapeError",
@@ -110,6 +113,7 @@ __all__ = [
     "read_corpus",
     "read_predictions",
     "read_profile",
+    "reproduce_study",
     "reset_bias",
     "save_checkpoint",
     "save_states",
@@ -117,6 +121,7 @@ __all__ = [
     "similarity_of_meaning",
     "surgery_sweep",
     "tie",
+    "train_twin",
     "tune",
     "untie",
 ]
@@ -135,6 +140,7 @@ _HOMES = {
     "LensProfile": "lens.measuring.profile",
     "MeaningSimilarity": "lens.measuring.meaning",
     "Provenance": "lens.lenses.predictions",
+    "Recipe": "lens.study.recipe",
     "SurgerySweep": "lens.measuring.surgery_sweep",
     "TieCost": "lens.checkpoint.tie_cost",
     "TieReport": "lens.checkpoint.tying",
@@ -155,6 +161,7 @@ _HOMES = {
     "read_corpus": "lens.corpus",
     "read_predictions": "lens.show.tables",
     "read_profile": "lens.measuring.profile_file",
+    "reproduce_study": "lens.study.twins",
     "reset_bias": "lens.checkpoint.surgery",
     "save_checkpoint": "lens.checkpoint.surgery",
     "save_states": "lens.checkpoint.states",
@@ -162,6 +169,7 @@ _HOMES = {
     "similarity_of_meaning": "lens.measuring.meaning",
     "surgery_sweep": "lens.measuring.surgery_sweep",
     "tie": "lens.checkpoint.surgery",
+    "train_twin": "lens.study.twins",
     "tune": "lens.measuring.tuning",
     "untie": "lens.checkpoint.surgery",
 }

@@ -12,6 +12,7 @@ from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
 from lens.cli_files import made, require_folder
 from lens.cli_text import messages_from, numbers_from, prompt_from, sets_from, text_from
+from lens.cli_twins import twins
 
 app = typer.Typer(
     name="lens",
@@ -145,6 +146,7 @@ app.command(cls=Command, short_help="Two checkpoints' lenses over the same docum
 )
 
 cli_tie.register(app)
+app.add_typer(twins, short_help="Matched twins: train them, rerun the study.")
 
 
 def _read(

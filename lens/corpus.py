@@ -114,6 +114,17 @@ class Corpus:
             return self
         return self.select([i * len(self) // count for i in range(count)])
 
+    def in_runs(self) -> "Corpus":
+        """The same texts, each cut into runs of whole paragraphs of up to 4,000 characters."""
+        documents = []
+        for document in self.documents:
+            runs = [document.text] if document.text is None else _runs(document.text)
+            documents += [
+                replace(document, id=f"{document.id}/{number:03}", text=run)
+                for number, run in enumerate(runs, 1)
+            ]
+        return replace(self, documents=tuple(documents))
+
     def split(self, *, fit_share: float = 0.2) -> tuple["Corpus", "Corpus"]:
         """(to fit on, to measure on): whole sources apart, so that no book is on both sides.
 

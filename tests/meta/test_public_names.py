@@ -29,6 +29,7 @@ PUBLIC = {
     "PromptError",
     "Provenance",
     "ProvenanceError",
+    "Recipe",
     "ResultFileError",
     "SelectionError",
     "ShapeError",
@@ -56,6 +57,7 @@ PUBLIC = {
     "read_corpus",
     "read_predictions",
     "read_profile",
+    "reproduce_study",
     "reset_bias",
     "save_checkpoint",
     "save_states",
@@ -63,6 +65,7 @@ PUBLIC = {
     "similarity_of_meaning",
     "surgery_sweep",
     "tie",
+    "train_twin",
     "tune",
     "untie",
 }

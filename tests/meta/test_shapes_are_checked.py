@@ -26,6 +26,7 @@ RESULT = "lenses.predictions.LayerPredictions"
 
 ROW = np.zeros(3)
 CELLS = np.zeros((2, 3))
+IDS = ROW.astype(int)
 FLAT = torch.zeros(3)
 CUBE = torch.zeros(2, 3, 4)
 
@@ -100,6 +101,8 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "show.cells": ("dark_cells", "shade", (ROW,), (CELLS,)),
     "show.finding": ("_of_all", "rows", (RESULT, CELLS.astype(int)), (RESULT, ROW.astype(int))),
     "show.strip": ("_mean", "values", (ROW,), (CELLS,)),
+    "study.held_out": ("_Counts.orders", "ids", (NOBODY, CELLS.astype(int)), (NOBODY, IDS)),
+    "study.optimising": ("relative_updates", "before", (FLAT,), (CUBE[0],)),
 }
 """Module: a function of it, the parameter, arguments with a wrong shape and with a right one."""
 

@@ -1,0 +1,112 @@
+"""`lens twins`: train matched tied and untied models, and rerun the study made of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option, Typer
+
+from lens import cli_options as options
+from lens.cli_errors import Command
+
+twins = Typer(
+    name="twins",
+    help="Matched twins: models that differ in the tie and in nothing else.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Corpus = Annotated[
+    str,
+    Option("--corpus", metavar="FILE", help="Text as in lens measure; sample comes with lens."),
+]
+Threads = Annotated[
+    int, Option(min=1, help="Threads of torch; a run has the same bits for the same number.")
+]
+
+
+@twins.command(cls=Command, short_help="Train one arm with one seed.")
+def train(
+    arm: Annotated[str, Option(help="tied, untied-copy, untied-own; lens twins arms lists all.")],
+    out: Annotated[
+        Path,
+        Option("-o", "--out", metavar="DIR", help="Folder of the run; one that stopped goes on."),
+    ],
+    seed: Annotated[int, Option(min=0, help="Begins trunk and W_E, and orders the data.")] = 0,
+    corpus: Corpus = "sample",
+    threads: Threads = 1,
+    debug: options.Debug = False,
+) -> None:
+    """Train one arm of the study: a checkpoint for each branch, a log, and what it was made of."""
+    import torch
+
+    from lens.cli_tables import emit
+    from lens.study.recipe import Recipe
+    from lens.study.run import branch_folder
+    from lens.study.twins import train_twin
+
+    torch.set_num_threads(threads)
+    with _bar() as report:
+        place = train_twin(arm, out, corpus, seed=seed, progress=report)
+    emit(f"{branch_folder(place, Recipe().branch_at[-1]).resolve()}")
+
+
+@twins.command(cls=Command, short_help="The arms, and what each varies.")
+def arms(debug: options.Debug = False) -> None:
+    """List the arms of the study."""
+    from lens.cli_tables import emit, summary_table
+    from lens.study.arms import ARMS
+
+    emit(summary_table([(name, arm.varies) for name, arm in ARMS.items()]))
+
+
+@twins.command(cls=Command, short_help="Rerun the study, or a row of it.")
+def reproduce(
+    corpus: Annotated[
+        str,
+        Option("--corpus", metavar="FILE", help="The novels that docs/sample_corpus.py writes."),
+    ],
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Where the runs lie.")] = Path(
+        "twins-runs"
+    ),
+    results: Annotated[
+        Path, Option(metavar="DIR", help="Where each measured run is written as JSON.")
+    ] = Path("docs/study"),
+    row: Annotated[
+        list[str] | None, Option(metavar="ROW", help="An arm, or ARM-seed-N; repeatable.")
+    ] = None,
+    threads: Threads = 1,
+    debug: options.Debug = False,
+) -> None:
+    """Train and measure the runs of the study; what is there already is not run again."""
+    import torch
+
+    from lens.cli_tables import emit
+    from lens.study.twins import reproduce_study
+
+    torch.set_num_threads(threads)
+    for path in reproduce_study(corpus, out, results, rows=row, progress=emit):
+        emit(f"{path}")
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Any], None]]:
+    """On a terminal: the step, the loss, and the time that is left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("Training", total=None)
+
+        def report(p: Any) -> None:
+            text = f"step {p.done:,} of {p.total:,}, {p.loss_bits:.3f} bits a token"
+            bar.update(task, description=text, completed=p.done, total=p.total)
+
+        yield report

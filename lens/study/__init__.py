@@ -1,0 +1,1 @@
+"""Experiments: matched twins, trained to tell what untying does and nothing else."""

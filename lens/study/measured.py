@@ -1,0 +1,228 @@
+"""A finished run, measured: one JSON row that every table and figure of the study reads."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lens.checkpoint.load import load
+from lens.corpus import Corpus
+from lens.errors import ResultFileError
+from lens.measuring.geometry import MEASURES, geometry
+from lens.measuring.gradients import gradients
+from lens.measuring.measure import measure
+from lens.measuring.profile import LensProfile
+from lens.measuring.tuning import tune
+from lens.study.recipe import Recipe
+from lens.study.run import LOG, RUN, branch_folder, is_finished, replace_file
+from lens.study.texts import StudyTexts
+
+if TYPE_CHECKING:
+    from lens.checkpoint.checkpoint import Checkpoint
+
+FORMAT = "lens-study-1"
+TRANSLATOR_DOCUMENTS = 96
+"""Training documents (runs of paragraphs) that the translators are fitted on."""
+
+GUESS_DOCUMENTS = 48
+"""Training documents for the context-free guess that skill is against."""
+
+EARLY_DOCUMENTS = 96
+"""Held-out documents that an early branch is measured on; the last branch is on all."""
+
+
+def measure_run(
+    folder: str | Path,
+    texts: StudyTexts,
+    *,
+    tuning_steps: int = 300,
+    tuning_rate: float = 3e-3,
+    sample_positions: int = 2048,
+    gradient_targets: int = 8192,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure each branch of a finished run; branches measured before are kept beside them.
+
+    Raises ResultFileError where the run is not finished, or belongs to other texts.
+    """
+    place = Path(folder)
+    run = _run_of(place, texts)
+    recipe = Recipe(**run["recipe"] | {"branch_at": tuple(run["recipe"]["branch_at"])})
+    fit = texts.train.in_runs()
+    options = {
+        "tuning_steps": tuning_steps,
+        "tuning_rate": tuning_rate,
+        "sample_positions": sample_positions,
+        "gradient_targets": gradient_targets,
+    }
+    branches = []
+    for at in recipe.branch_at:
+        path = branch_folder(place, at) / "measured.json"
+        row = _kept(path, options)
+        if row is None:
+            last = at == recipe.branch_at[-1]
+            documents = texts.held_out if last else texts.held_out.take(EARLY_DOCUMENTS)
+            row = {"at": at, "tokens": (at + recipe.branch_steps) * recipe.tokens_per_step}
+            row |= measure_checkpoint(
+                load(branch_folder(place, at)),
+                fit,
+                documents,
+                window_tokens=recipe.window_tokens,
+                **options,
+            )
+            text = json.dumps(row | {"options": options})
+            replace_file(path, lambda partial, text=text: partial.write_text(text, "utf-8"))
+        branches.append(row)
+        if progress is not None:
+            progress(f"{run['arm']['name']}, seed {run['seed']}: branch at {at} measured")
+    return {"format": FORMAT, **run, "options": options, "branches": branches} | _log_of(place)
+
+
+def measure_checkpoint(
+    model: "Checkpoint",
+    fit: Corpus,
+    held_out: Corpus,
+    *,
+    window_tokens: int,
+    tuning_steps: int,
+    tuning_rate: float,
+    sample_positions: int,
+    gradient_targets: int,
+) -> dict[str, Any]:
+    """Reading loss, what is not there yet, usefulness and the rest, by layer, on held-out texts.
+
+    Translators are fitted on `fit` by KL; every number is of `held_out`. Bits a token.
+    """
+    translator = tune(
+        model,
+        fit.take(TRANSLATOR_DOCUMENTS),
+        steps=tuning_steps,
+        learning_rate=tuning_rate,
+        window_tokens=window_tokens,
+    )
+    profile = measure(
+        model,
+        held_out,
+        fit_on=fit.take(GUESS_DOCUMENTS),
+        window_tokens=window_tokens,
+        sample_positions=sample_positions,
+    )
+    affine = measure(model, held_out, lens=translator, window_tokens=window_tokens)
+    row = _of_profile(profile) | {
+        "not_there_yet": _numbers(affine.mean("kl_bits")),
+        "reading_loss": _numbers(profile.mean("kl_bits") - affine.mean("kl_bits")),
+        "affine_nll": _numbers(affine.mean("nll_bits")),
+    }
+    if model.tie.verdict not in ("shared parameter", "shared storage"):
+        through = measure(model, held_out, lens="input", window_tokens=window_tokens)
+        row["input_lens_kl"] = _numbers(through.mean("kl_bits"))
+    paths = gradients(
+        model, held_out, window_tokens=window_tokens, max_targets=gradient_targets, batch_size=16
+    )
+    shape = geometry(model)
+    return row | {
+        "gradients": {
+            "output_share": paths.output_share,
+            "additive_share": paths.additive_share,
+            "cosine": paths.cosine,
+            "output_share_by_decile": _numbers(paths.group_output_share[:10]),
+        },
+        "geometry": {name: _numbers(shape.values[i]) for i, name in enumerate(MEASURES)}
+        | {"copy score": shape.copy_score},
+    }
+
+
+def _of_profile(profile: LensProfile) -> dict[str, Any]:
+    calibration = profile.calibration
+    return {
+        "held_out_bits": float(profile.mean("nll_bits")[-1]),
+        "n_positions": profile.n_positions,
+        "n_documents": len(profile.documents),
+        "tie": profile.provenance.reading.tie,
+        "kl": _numbers(profile.mean("kl_bits")),
+        "median_kl": _numbers(profile.median_kl_bits),
+        "usefulness": _numbers(profile.usefulness_bits),
+        "entropy": _numbers(profile.mean("entropy_bits")),
+        "agreement": _numbers(profile.mean("agreement")),
+        "copy_rate": _numbers(profile.mean("copies")),
+        "copy_mass": _numbers(profile.mean("self_copy_mass")),
+        "copy_bits": _numbers(profile.mean("copy_bits")),
+        "rest_bits": _numbers(profile.mean("rest_bits")),
+        "skill": _numbers(profile.skill),
+        "skill_area": profile.skill_area,
+        "marginal_bias": _numbers(profile.marginal_bias_bits),
+        "temperature": _numbers(profile.best_temperature),
+        "ece": _numbers(calibration.ece),
+        "mean_depth": profile.mean_depth(),
+    }
+
+
+def read_rows(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows that were written into a folder, by arm and seed. Raises ResultFileError."""
+    return sorted(_rows(Path(folder)), key=lambda row: (row["arm"]["name"], row["seed"]))
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in folder.glob("*-seed-*.json"):
+        try:
+            row = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise ResultFileError(f"{path} is not JSON: {error}.") from None
+        if row.get("format") != FORMAT:
+            raise ResultFileError(f"{path} has format {row.get('format')!r}, expected {FORMAT!r}.")
+        yield row
+
+
+def write_row(row: dict[str, Any], folder: str | Path) -> Path:
+    """One measured run as ARM-seed-N.json; a number in it is rounded to six digits."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{row['arm']['name']}-seed-{row['seed']}.json"
+    text = json.dumps(_rounded(row), indent=None, separators=(",", ":"), allow_nan=True)
+    replace_file(path, lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
+    return path
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _run_of(place: Path, texts: StudyTexts) -> dict[str, Any]:
+    if not is_finished(place):
+        raise ResultFileError(f"{place} holds no finished run. Train it to its end first.")
+    run = json.loads((place / RUN).read_text("utf-8"))
+    if run["texts"] != texts.hash:
+        raise ResultFileError(
+            f"{place} was trained on other texts ({run['texts']}) than these ({texts.hash})."
+        )
+    return run
+
+
+def _kept(path: Path, options: dict[str, Any]) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    row = json.loads(path.read_text("utf-8"))
+    return row if row.pop("options", None) == options else None
+
+
+def _log_of(place: Path) -> dict[str, Any]:
+    """The training loss every tenth step, in bits, and the realised updates."""
+    log = json.loads((place / LOG).read_text("utf-8"))
+    return {
+        "training_bits": [
+            [name, step, loss / float(np.log(2))]
+            for name, step, loss in log["loss_nats"]
+            if step % 10 == 0
+        ],
+        "updates": log["updates"],
+    }
+
+
+def _numbers(values: Any) -> list[float]:
+    return [float(v) for v in np.asarray(values, dtype=np.float64)]

@@ -1,0 +1,93 @@
+"""Learning rates of an arm from a coarse grid, on seeds that are not used again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from lens.study.arms import Arm
+from lens.study.held_out import held_out_loss_bits
+from lens.study.recipe import Recipe
+from lens.study.run import branch_folder, replace_file, train
+from lens.study.texts import StudyTexts
+
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+TUNING_SEED = 1000
+FOUND = "rates.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The best factors on a recipe's rates, and the loss in bits at each point that was tried.
+
+    `at_edge` names the rates whose best factor is the grid's first or last.
+    """
+
+    arm: str
+    trunk: float
+    embedding: float
+    losses: tuple[tuple[float, float, float], ...]
+    at_edge: tuple[str, ...]
+
+
+def tune_rates(
+    arm: Arm,
+    texts: StudyTexts,
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    factors: tuple[float, ...] = FACTORS,
+    seed: int = TUNING_SEED,
+    progress: Callable[[float, float, float], None] | None = None,
+) -> Tuned:
+    """First the trunk's factor, then, at the best of those, the embedding matrices'.
+
+    Each point is a run on a quarter of the tokens, judged by its held-out loss. Points that were
+    tried stay in the folder, and are not tried again.
+    """
+    place = Path(folder)
+    losses: dict[tuple[float, float], float] = {}
+
+    def loss_at(trunk: float, embedding: float) -> float:
+        point = (trunk, embedding)
+        if point not in losses:
+            losses[point] = _loss(arm, texts, recipe.quarter(*point), seed, place / _name(*point))
+            if progress is not None:
+                progress(trunk, embedding, losses[point])
+        return losses[point]
+
+    trunk = min(factors, key=lambda f: loss_at(f, 1.0))
+    embedding = min(factors, key=lambda f: loss_at(trunk, f))
+    edges = (factors[0], factors[-1])
+    at_edge = [n for n, f in (("trunk", trunk), ("embedding", embedding)) if f in edges]
+    found = Tuned(
+        arm=arm.name,
+        trunk=trunk,
+        embedding=embedding,
+        losses=tuple((*point, loss) for point, loss in sorted(losses.items())),
+        at_edge=tuple(at_edge),
+    )
+    text = json.dumps(asdict(found), indent=1)
+    replace_file(place / FOUND, lambda path: path.write_text(text, encoding="utf-8"))
+    return found
+
+
+def _name(trunk: float, embedding: float) -> str:
+    return f"trunk-{trunk:g}-embedding-{embedding:g}"
+
+
+def _loss(arm: Arm, texts: StudyTexts, recipe: Recipe, seed: int, folder: Path) -> float:
+    path = folder / "loss.json"
+    if path.is_file():
+        return float(json.loads(path.read_text("utf-8"))["held_out_bits"])
+    train(arm, seed, texts, recipe, folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        branch_folder(folder, recipe.branch_at[-1]), dtype=torch.float32
+    )
+    loss = held_out_loss_bits(model, texts, window_tokens=recipe.window_tokens)
+    text = json.dumps({"held_out_bits": loss})
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return loss

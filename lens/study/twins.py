@@ -1,0 +1,121 @@
+"""Train matched twins, and run the study that they are made for, row by row."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lens.errors import SelectionError
+from lens.study.arms import ARMS, CORE, arm_of
+from lens.study.measured import measure_run, write_row
+from lens.study.recipe import Recipe
+from lens.study.run import Progress, is_finished, train
+from lens.study.texts import study_texts
+
+CORE_SEEDS = 8
+OTHER_SEEDS = 3
+"""Seeds of an arm that no claim is tested on: it is described, without p-values."""
+
+
+def train_twin(
+    arm: str,
+    folder: str | Path,
+    corpus: Any = "sample",
+    *,
+    seed: int = 0,
+    recipe: Recipe | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Train one arm of the study on a corpus; the folder gets a checkpoint for each branch.
+
+    `corpus` is what `lens.read_corpus` takes; a quarter of its documents is held out. A run that
+    was stopped goes on, and ends with the same bits. The last branch is the finished twin:
+    `lens.load(folder / "branch-00900")` by the standard recipe.
+
+    Raises SelectionError for an arm that is not there, CorpusError, ProvenanceError where the
+    folder holds another run.
+
+    >>> lens.train_twin("untied-copy", "twins/untied-copy-seed-0", "novels.jsonl")  # doctest: +SKIP
+    """
+    recipe = recipe or Recipe()
+    texts = study_texts(corpus, d_vocab=recipe.d_vocab)
+    return train(arm_of(arm), seed, texts, recipe, folder, progress=progress)
+
+
+def study_rows() -> Iterator[tuple[str, int]]:
+    """(arm, seed) of every run of the study, those that a claim is tested on first."""
+    core = [arm.name for arm in CORE]
+    for seed in range(CORE_SEEDS):
+        yield from ((arm, seed) for arm in core)
+    for seed in range(OTHER_SEEDS):
+        yield from ((arm, seed) for arm in ARMS if arm not in core)
+
+
+def reproduce_study(
+    corpus: Any,
+    folder: str | Path,
+    results: str | Path,
+    *,
+    rows: list[str] | None = None,
+    recipe: Recipe | None = None,
+    keep: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Train and measure runs of the study; each that is finished is written at once.
+
+    `rows` are names of arms, or "ARM-seed-N"; None is the whole study. Runs lie in `folder` and go
+    on where they stopped; rows that `results` holds already are measured again only when named.
+    Without `keep`, the checkpoints of a measured run but the last branch's are removed.
+    """
+    recipe = recipe or Recipe()
+    texts = study_texts(corpus, d_vocab=recipe.d_vocab)
+    written = []
+    for arm, seed in _wanted(rows):
+        name = f"{arm}-seed-{seed}"
+        target = Path(results) / f"{name}.json"
+        if rows is None and target.is_file():
+            continue
+        place = Path(folder) / name
+        if not is_finished(place):
+            train(arm_of(arm), seed, texts, recipe, place, progress=_told(progress))
+        written.append(write_row(measure_run(place, texts, progress=progress), results))
+        if not keep:
+            _remove_early(place)
+    return written
+
+
+def _wanted(rows: list[str] | None) -> list[tuple[str, int]]:
+    every = list(study_rows())
+    if rows is None:
+        return every
+    found = []
+    for row in rows:
+        chosen = [(a, s) for a, s in every if row in (a, f"{a}-seed-{s}")]
+        if not chosen:
+            raise SelectionError(
+                f"The study has no row {row!r}; a row is an arm ({', '.join(ARMS)}) or ARM-seed-N."
+            )
+        found += chosen
+    return found
+
+
+def _told(progress: Callable[[str], None] | None) -> Callable[[Progress], None] | None:
+    if progress is None:
+        return None
+
+    def report(p: Progress) -> None:
+        if p.done % 100 == 0 or p.done == p.total:
+            progress(
+                f"{p.arm}, seed {p.seed}: step {p.done:,} of {p.total:,}, "
+                f"{p.loss_bits:.3f} bits a token, {p.seconds:,.0f} s"
+            )
+
+    return report
+
+
+def _remove_early(place: Path) -> None:
+    """The weights of all branches but the last; what was measured of them stays."""
+    *early, _ = sorted(p for p in place.glob("branch-*") if p.is_dir())
+    for branch in early:
+        for path in branch.iterdir():
+            if path.name != "measured.json":
+                path.unlink()
