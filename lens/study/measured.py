@@ -14,10 +14,10 @@ from lens.measuring.geometry import MEASURES, geometry
 from lens.measuring.gradients import gradients
 from lens.measuring.measure import measure
 from lens.measuring.profile import LensProfile
-from lens.measuring.tuning import tune
 from lens.study.recipe import Recipe
 from lens.study.run import LOG, RUN, branch_folder, is_finished, replace_file
 from lens.study.texts import StudyTexts
+from lens.study.translators import best_affine
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -29,16 +29,16 @@ TRANSLATOR_DOCUMENTS = 96
 GUESS_DOCUMENTS = 48
 """Training documents for the context-free guess that skill is against."""
 
-EARLY_DOCUMENTS = 96
-"""Held-out documents that an early branch is measured on; the last branch is on all."""
+EARLY_DOCUMENTS, LAST_DOCUMENTS = 48, 200
+"""Held-out documents that an early branch and the last are measured on."""
 
 
 def measure_run(
     folder: str | Path,
     texts: StudyTexts,
     *,
-    tuning_steps: int = 300,
-    tuning_rate: float = 3e-3,
+    tuning_steps: int = 200,
+    tuning_rate: float = 1e-2,
     sample_positions: int = 2048,
     gradient_targets: int = 8192,
     progress: Callable[[str], None] | None = None,
@@ -63,7 +63,7 @@ def measure_run(
         row = _kept(path, options)
         if row is None:
             last = at == recipe.branch_at[-1]
-            documents = texts.held_out if last else texts.held_out.take(EARLY_DOCUMENTS)
+            documents = texts.held_out.take(LAST_DOCUMENTS if last else EARLY_DOCUMENTS)
             row = {"at": at, "tokens": (at + recipe.branch_steps) * recipe.tokens_per_step}
             row |= measure_checkpoint(
                 load(branch_folder(place, at)),
@@ -93,9 +93,9 @@ def measure_checkpoint(
 ) -> dict[str, Any]:
     """Reading loss, what is not there yet, usefulness and the rest, by layer, on held-out texts.
 
-    Translators are fitted on `fit` by KL; every number is of `held_out`. Bits a token.
+    Translators are fitted on `fit`; every number is of `held_out`. Bits a token.
     """
-    translator = tune(
+    translator, by_kl = best_affine(
         model,
         fit.take(TRANSLATOR_DOCUMENTS),
         steps=tuning_steps,
@@ -114,6 +114,7 @@ def measure_checkpoint(
         "not_there_yet": _numbers(affine.mean("kl_bits")),
         "reading_loss": _numbers(profile.mean("kl_bits") - affine.mean("kl_bits")),
         "affine_nll": _numbers(affine.mean("nll_bits")),
+        "translator_by_kl": _numbers(by_kl),
     }
     if model.tie.verdict not in ("shared parameter", "shared storage"):
         through = measure(model, held_out, lens="input", window_tokens=window_tokens)
