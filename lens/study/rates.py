@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -45,8 +46,9 @@ def tune_rates(
 ) -> Tuned:
     """First the trunk's factor, then, at the best of those, the embedding matrices'.
 
-    Each point is a run on a quarter of the tokens, judged by its held-out loss. Points that were
-    tried stay in the folder, and are not tried again.
+    Each point is a run on a quarter of the tokens, judged by its held-out loss; factors are tried
+    from the least on, until the loss has risen. Points that were tried stay in the folder, and are
+    not tried again.
     """
     place = Path(folder)
     losses: dict[tuple[float, float], float] = {}
@@ -59,8 +61,8 @@ def tune_rates(
                 progress(trunk, embedding, losses[point])
         return losses[point]
 
-    trunk = min(factors, key=lambda f: loss_at(f, 1.0))
-    embedding = min(factors, key=lambda f: loss_at(trunk, f))
+    trunk = _least(factors, lambda f: loss_at(f, 1.0))
+    embedding = _least(factors, lambda f: loss_at(trunk, f))
     edges = (factors[0], factors[-1])
     at_edge = [n for n, f in (("trunk", trunk), ("embedding", embedding)) if f in edges]
     found = Tuned(
@@ -73,6 +75,16 @@ def tune_rates(
     text = json.dumps(asdict(found), indent=1)
     replace_file(place / FOUND, lambda path: path.write_text(text, encoding="utf-8"))
     return found
+
+
+def _least(factors: tuple[float, ...], loss_at: Callable[[float], float]) -> float:
+    """The factor with the least loss, tried in order until the loss has risen."""
+    best = factors[0]
+    for before, factor in pairwise(factors):
+        if loss_at(factor) > loss_at(before):
+            break
+        best = factor
+    return best
 
 
 def _name(trunk: float, embedding: float) -> str:

@@ -93,8 +93,8 @@ class Recipe:
         """A quarter of the tokens and one branch, with the rates multiplied: to tune rates by."""
         return replace(
             self,
-            branch_at=(self.branch_at[-1] // 4,),
-            branch_steps=self.branch_steps // 4,
+            branch_at=(max(1, self.branch_at[-1] // 4),),
+            branch_steps=max(1, self.branch_steps // 4),
             trunk_rate=self.trunk_rate * trunk,
             embedding_rate=self.embedding_rate * embedding,
         )
