@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from lens.measuring.attribution import Attribution, attribution
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
+    from lens.measuring.decompose import decompose
+    from lens.measuring.decomposition import Decomposition, read_decomposition
     from lens.measuring.frequency import Frequency, frequency
     from lens.measuring.geometry import Geometry, geometry
     from lens.measuring.gradients import GradientPaths, gradients
@@ -71,6 +73,7 @@ __all__ = [
     "Corpus",
     "CorpusError",
     "CorruptCheckpointError",
+    "Decomposition",
     "Document",
     "ExportError",
     "Frequency",
@@ -98,6 +101,7 @@ __all__ = [
     "UnsupportedModelStateError",
     "attribution",
     "compare",
+    "decompose",
     "export",
     "fit_ridge",
     "frequency",
@@ -111,6 +115,7 @@ __all__ = [
     "measure",
     "plan_tie",
     "read_corpus",
+    "read_decomposition",
     "read_predictions",
     "read_profile",
     "reproduce_study",
@@ -132,6 +137,7 @@ _HOMES = {
     "Checkpoint": "lens.checkpoint.checkpoint",
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
+    "Decomposition": "lens.measuring.decomposition",
     "Document": "lens.corpus",
     "Frequency": "lens.measuring.frequency",
     "Geometry": "lens.measuring.geometry",
@@ -146,6 +152,7 @@ _HOMES = {
     "TieReport": "lens.checkpoint.tying",
     "attribution": "lens.measuring.attribution",
     "compare": "lens.measuring.compare",
+    "decompose": "lens.measuring.decompose",
     "export": "lens.show.export",
     "fit_ridge": "lens.measuring.tuning",
     "frequency": "lens.measuring.frequency",
@@ -159,6 +166,7 @@ _HOMES = {
     "measure": "lens.measuring.measure",
     "plan_tie": "lens.checkpoint.tie_cost",
     "read_corpus": "lens.corpus",
+    "read_decomposition": "lens.measuring.decomposition",
     "read_predictions": "lens.show.tables",
     "read_profile": "lens.measuring.profile_file",
     "reproduce_study": "lens.study.twins",

@@ -1,0 +1,71 @@
+"""The model's own tail with a gradient: from a state to what enters the unembedding, or to logits.
+
+Nothing gathers in the model's parameters as long as gradients are taken with respect to something
+else, by `torch.autograd.grad`.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lens.checkpoint.inputs import Inputs, forward_arguments
+from lens.checkpoint.readout import DirectReadout, Unembedding
+from lens.checkpoint.replay import ReplayReadout, logits_of, replaced_blocks
+from lens.checkpoint.tail import OwnTail
+from lens.checkpoint.untouched import untouched
+
+if TYPE_CHECKING:
+    from lens.checkpoint.checkpoint import Checkpoint
+
+
+def prepared(
+    checkpoint: "Checkpoint", states: Float[Tensor, "*rows d_model"]
+) -> Float[Tensor, "*rows d_unembed"]:
+    """What the direct readout puts into the unembedding, differentiable in the states; float32."""
+    readout = checkpoint.readout
+    assert isinstance(readout, DirectReadout)
+    with untouched(*readout.modules), torch.enable_grad():
+        rows = states.to(checkpoint.dtype)
+        for part in readout.preparation:
+            if isinstance(part, OwnTail):
+                part = OwnTail(partial(replayed, checkpoint.replay), part.weight)
+            rows = part(rows)
+        return rows.float()
+
+
+def replayed(
+    replay: ReplayReadout,
+    states: Float[Tensor, "batch pos d_model"],
+    inputs: Inputs | None = None,
+) -> Float[Tensor, "batch pos d_vocab"]:
+    """The logits that the model's own code makes of states, differentiable in them."""
+    if inputs is None:
+        inputs = replay._filled(states.shape[0], states.shape[1], states.device)
+    arguments = forward_arguments(replay.model, inputs, seq2seq=replay.seq2seq)
+    with (
+        untouched(replay.model),
+        torch.enable_grad(),
+        replaced_blocks(replay.trunk, states, then=None),
+    ):
+        return logits_of(replay.model(**arguments))
+
+
+def in_float32(unembedding: Unembedding) -> Unembedding:
+    """The same product in float32, without casts; a float32 matrix stays the model's own."""
+    steps = []
+    for step in unembedding.steps:
+        if step.kind == "cast":
+            continue
+        value = step.value
+        if isinstance(value, Tensor):
+            value = value.detach().float()
+        steps.append(type(step)(step.kind, value))
+    bias = unembedding.bias
+    return Unembedding(
+        unembedding.weight.detach().float(),
+        None if bias is None else bias.detach().float(),
+        tuple(steps),
+    )
