@@ -12,6 +12,7 @@ COMMANDS = (
     "run",
     "measure",
     "compare",
+    "tune",
     "plan",
     "gradients",
     "geometry",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lens import __version__, cli_measure, cli_tie
+from lens import __version__, cli_measure, cli_tie, cli_tune
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
 from lens.cli_files import made, require_folder
@@ -146,6 +146,7 @@ app.command(cls=Command, short_help="Two checkpoints' lenses over the same docum
 )
 
 cli_tie.register(app)
+cli_tune.register(app)
 app.add_typer(twins, short_help="Matched twins: train them, rerun the study.")
 
 

@@ -96,6 +96,7 @@ class AffineLens:
             meta = {"format": FORMAT, "name": self.name, "source": asdict(self.source)}
             _replace(place / WEIGHTS, lambda path: save_file(tensors, path))
             text = json.dumps(meta, indent=1)
+            # Last: a folder with this file in it is whole.
             _replace(place / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise ExportError(f"Cannot write in {place}: {error.strerror or error}.") from error
@@ -107,6 +108,24 @@ def unembedding_hashes(checkpoint: "Checkpoint") -> tuple[str, str]:
     weight = checkpoint.W_U.detach().cpu().contiguous()
     theirs = hashlib.sha256(memoryview(weight.view(torch.uint8).numpy())).hexdigest()  # type: ignore[arg-type]
     return fingerprint([weight]), theirs
+
+
+def fitted_lens(
+    checkpoint: "Checkpoint",
+    name: str,
+    weight: Float[Tensor, "translator d_model d_model"],
+    bias: Float[Tensor, "translator d_model"],
+    fitted_on: str,
+    options: dict[str, Any],
+) -> AffineLens:
+    """A lens with a note of the model that it was fitted on, and how."""
+    source = AffineSource(
+        model_id=checkpoint.origin.model_id,
+        unembedding_hash=unembedding_hashes(checkpoint)[0],
+        fitted_on=fitted_on,
+        options=options,
+    )
+    return AffineLens(name=name, weight=weight, bias=bias, source=source)
 
 
 def load_affine(folder: str | Path) -> AffineLens:

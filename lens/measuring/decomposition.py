@@ -147,7 +147,7 @@ class Decomposition:
         return pd.DataFrame(rows)
 
     def save(self, path: str | Path) -> Path:
-        """Write .json (`lens.read_decomposition` reads it back equal) or .csv. Raises ExportError."""
+        """Write .json (`lens.read_decomposition` reads it back equal) or .csv; or ExportError."""
         target = Path(path)
         if target.suffix not in (".json", ".csv"):
             raise ExportError(

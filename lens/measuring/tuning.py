@@ -1,27 +1,31 @@
-"""Fit lenses on a corpus: the tuned lens by KL, the ridge map by least squares."""
+"""Fit the tuned lens on a corpus: a translator for every layer, by KL."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from lens.checkpoint.readout import DirectReadout
-from lens.checkpoint.untouched import untouched
-from lens.corpus import read_corpus
-from lens.errors import UnsupportedArchitectureError
-from lens.lenses.affine import AffineLens, AffineSource, unembedding_hashes
-from lens.measuring.collect import batches
-from lens.measuring.windows import Windows, windows_of
+from lens.corpus import Corpus, read_corpus
+from lens.errors import PromptError
+from lens.lenses.affine import AffineLens, fitted_lens, unembedding_hashes
+from lens.lenses.state_divergence import StateDivergence, StateRows
+from lens.measuring.ridge import fit_ridge
+from lens.measuring.state_batches import StateBatches, rows_of
+from lens.measuring.translator_fit import TranslatorFit
+from lens.measuring.tuning_folder import TuningFolder
+from lens.measuring.windows import Window, windows_of
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
-ROW_FLOATS = 2**23
-"""About this many logits of one layer are held at once while fitting."""
+__all__ = ["Step", "fit_ridge", "tune"]
+
+HELD_OUT_SHARE = 10
+"""One document of so many is held out."""
+
+_HELD_OUT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,243 +43,94 @@ def tune(
     *,
     steps: int = 200,
     positions: int = 256,
-    learning_rate: float = 1e-3,
+    optimiser: str = "adam",
+    learning_rate: float | None = None,
     window_tokens: int | None = None,
     check_every: int = 20,
+    patience: int = 5,
     seed: int = 0,
+    folder: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
 ) -> AffineLens:
     """Fit a translator for every layer at once, by KL(final || lens): the tuned lens.
 
     All start as the identity. A tenth of the documents is held out; each layer keeps the step at
     which its held-out KL was least, the identity among them, so none is worse than the logit lens
-    there. `positions` are drawn for each step. Adam with warm-up over the first tenth, then a
-    linear fall. Nothing of the model changes. Source: Belrose et al. 2023.
+    there. Fitting ends after `steps`, or after `patience` looks, `check_every` steps apart, of
+    which none gained. About `positions` positions are drawn for each step. `optimiser` is "adam" or
+    "muon"; rates rise over the first tenth of the steps, then fall in a line. With a `folder` the
+    lens is saved there and a run that was stopped continues, to the same bits where as many threads
+    work. Nothing of the model changes. Source: Belrose et al. 2023.
 
-    Raises UnsupportedArchitectureError without a direct readout, and as `lens.measure` does.
+    Raises ProvenanceError where the folder holds another fit, UnsupportedArchitectureError for a
+    readout passed by hand, SelectionError, and as `lens.measure` does.
+
+    >>> lens.tune(model, fit, folder="lenses/mine")  # doctest: +SKIP
     """
-    readout = _direct(model)
     texts = read_corpus(corpus)
-    fit, held_out = _states_of(model, texts, window_tokens, positions, seed, steps)
-    fitted = fit_translators(
-        readout,
-        fit,
-        held_out,
-        steps=steps,
-        learning_rate=learning_rate,
-        check_every=check_every,
-        progress=progress,
+    options = {
+        "steps": steps,
+        "positions": positions,
+        "optimiser": optimiser,
+        "learning_rate": learning_rate,
+        "window_tokens": window_tokens,
+        "check_every": check_every,
+        "patience": patience,
+        "seed": seed,
+    }
+    divergence = StateDivergence(model)
+    claim = {"model": model.model_hash, "unembedding": unembedding_hashes(model)[0]}
+    kept = TuningFolder(None if folder is None else Path(folder), claim | _of(texts) | options)
+    if (finished := kept.finished()) is not None:
+        return finished
+    fit_windows, held_out = _apart(model, texts, window_tokens, positions, seed)
+    batches = StateBatches(model, fit_windows, positions=positions, seed=seed)
+    fit = TranslatorFit(
+        divergence, held_out, steps=steps, optimiser=optimiser, learning_rate=learning_rate
     )
-    options = {"steps": steps, "positions": positions, "learning_rate": learning_rate, "seed": seed}
-    return _lens(model, "tuned", *fitted, f"{texts.name} {texts.hash}", options)
-
-
-def fit_ridge(
-    model: "Checkpoint",
-    corpus: Any = "sample",
-    *,
-    penalty: float = 1e-3,
-    window_tokens: int | None = None,
-) -> AffineLens:
-    """Fit for every layer the affine map onto the last states by least squares (Din et al. 2023).
-
-    `penalty` is relative to the mean variance of a layer's states, and pulls towards the identity.
-    Position 0 is left out. Raises as `lens.measure` does.
-    """
-    texts = read_corpus(corpus)
-    windows = windows_of(model, texts, window_tokens=window_tokens)
-    sums = _Moments(model.n_layers, model.d_model)
-    for rows in _all_states(model, windows):
-        sums.add(rows)
-    weight, bias = sums.solve(penalty)
-    options = {"penalty": penalty}
-    return _lens(model, "ridge", weight, bias, f"{texts.name} {texts.hash}", options)
-
-
-def fit_translators(
-    readout: DirectReadout,
-    batches_to_fit: Iterator[Float[Tensor, "layer pos d_model"]],
-    held_out: Float[Tensor, "layer pos d_model"],
-    *,
-    steps: int,
-    learning_rate: float,
-    check_every: int,
-    progress: Callable[[Step], None] | None = None,
-) -> tuple[Float[Tensor, "translator d_model d_model"], Float[Tensor, "translator d_model"]]:
-    """Translators (weight, bias) of all layers but the last; the last of a batch is the target."""
-    n_layers, _, d_model = held_out.shape
-    device = held_out.device
-    weight = torch.zeros(n_layers - 1, d_model, d_model, device=device)
-    bias = torch.zeros(n_layers - 1, d_model, device=device)
-    optimiser = torch.optim.Adam([weight, bias], lr=learning_rate)
-    best = (weight.clone(), bias.clone())
-    least = _held_out_kl(readout, weight, bias, held_out)
-    for step in range(1, steps + 1):
-        rate = min(step / max(1, steps // 10), 1.0) * (1 - (step - 1) / steps)
-        optimiser.param_groups[0]["lr"] = learning_rate * rate
-        states = next(batches_to_fit)
-        weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
-        for layer in range(n_layers - 1):
-            _, grads = _loss(readout, weight[layer], bias[layer], states[layer], states[-1])
-            weight.grad[layer], bias.grad[layer] = grads
-        optimiser.step()
-        if step % check_every == 0 or step == steps:
-            kl = _held_out_kl(readout, weight, bias, held_out)
-            better = kl < least
-            least = torch.where(better, kl, least)
-            for kept, now in zip(best, (weight, bias), strict=True):
-                kept[better] = now[better]
+    if (state := kept.load()) is not None:
+        fit.resume(state)
+    while fit.done < steps and fit.checks_without_gain < patience:
+        fit.step(batches.at(fit.done + 1))
+        if fit.done % check_every == 0 or fit.done == steps:
+            fit.check()
+            kept.save(fit.state())
             if progress is not None:
-                progress(Step(step=step, steps=steps, held_out_kl_bits=float(least.mean())))
-    return best
-
-
-def _loss(
-    readout: DirectReadout, weight: Tensor, bias: Tensor, states: Tensor, final: Tensor
-) -> tuple[float, tuple[Tensor, Tensor]]:
-    """Mean KL in bits of one layer, and its gradients, some positions at a time."""
-    at_once = max(1, ROW_FLOATS // readout.d_vocab)
-    w, b = weight.detach().requires_grad_(), bias.detach().requires_grad_()
-    grads, total = (torch.zeros_like(weight), torch.zeros_like(bias)), 0.0
-    for first in range(0, len(states), at_once):
-        part = slice(first, first + at_once)
-        with untouched(*readout.modules), torch.enable_grad():
-            moved = states[part] + states[part] @ w.T + b
-            kl = _kl_bits(readout, moved, final[part]).sum() / len(states)
-            # Of the translator alone: nothing gathers in the model's own parameters.
-            for kept, found in zip(grads, torch.autograd.grad(kl, (w, b)), strict=True):
-                kept.add_(found)
-        total += float(kl.detach())
-    return total, grads
-
-
-def _held_out_kl(
-    readout: DirectReadout, weight: Tensor, bias: Tensor, states: Tensor
-) -> Float[Tensor, " translator"]:
-    at_once = max(1, ROW_FLOATS // readout.d_vocab)
-    kls = torch.zeros(len(weight), device=weight.device)
-    with untouched(*readout.modules):
-        for layer in range(len(weight)):
-            for first in range(0, states.shape[1], at_once):
-                rows = states[layer, first : first + at_once]
-                moved = rows + rows @ weight[layer].T + bias[layer]
-                final = states[-1, first : first + at_once]
-                kls[layer] += _kl_bits(readout, moved, final).sum() / states.shape[1]
-    return kls
-
-
-def _kl_bits(readout: DirectReadout, moved: Tensor, final: Tensor) -> Float[Tensor, " pos"]:
-    with torch.no_grad():
-        log_p = torch.log_softmax(readout.logits(final).float(), dim=-1)
-    for part in readout.preparation:
-        moved = part(moved)
-    log_q = torch.log_softmax(readout.unembedding.logits(moved).float(), dim=-1)
-    terms = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q))
-    return terms.sum(-1) / np.log(2.0)
-
-
-class _Moments:
-    """Sums of products, in float64, of which least squares needs no more."""
-
-    def __init__(self, n_layers: int, d_model: int):
-        self.count = 0
-        self.x = torch.zeros(n_layers, d_model, dtype=torch.float64)
-        self.y = torch.zeros(d_model, dtype=torch.float64)
-        self.xx = torch.zeros(n_layers, d_model, d_model, dtype=torch.float64)
-        self.xy = torch.zeros(n_layers, d_model, d_model, dtype=torch.float64)
-
-    def add(self, states: Float[Tensor, "layer pos d_model"]) -> None:
-        rows = states.double().cpu()
-        self.count += rows.shape[1]
-        self.y += rows[-1].sum(0)
-        for layer, x in enumerate(rows[:-1]):
-            self.x[layer] += x.sum(0)
-            self.xx[layer] += x.T @ x
-            self.xy[layer] += x.T @ (rows[-1] - x)
-
-    def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        mean_x, mean_y = self.x / self.count, self.y / self.count
-        weights, biases = [], []
-        for layer, mean in enumerate(mean_x):
-            shift = mean_y - mean
-            xx = self.xx[layer] / self.count - torch.outer(mean, mean)
-            xy = self.xy[layer] / self.count - torch.outer(mean, shift)
-            ridge = penalty * float(xx.diagonal().mean()) * torch.eye(len(mean)).double()
-            moved = torch.linalg.solve(xx + ridge, xy).T
-            weights.append(moved)
-            biases.append(shift - moved @ mean)
-        return torch.stack(weights).float(), torch.stack(biases).float()
-
-
-def _all_states(model: "Checkpoint", windows: Windows) -> Iterator[Float[Tensor, "layer pos d"]]:
-    """The states of every position that is read, position 0 left out, document by document."""
-    for document in windows.by_document:
-        for batch in batches(model, document):
-            at = np.concatenate([np.arange(len(w.ids)) for w in batch.windows])
-            last = np.concatenate([np.full(len(w.ids), w.n_read) for w in batch.windows])
-            yield batch.states[:, torch.from_numpy((at > 0) & (at < last))].float()
-
-
-def _states_of(
-    model: "Checkpoint",
-    texts: Any,
-    window_tokens: int | None,
-    positions: int,
-    seed: int,
-    steps: int,
-) -> tuple[Iterator[Tensor], Tensor]:
-    """Batches to fit on without end, and the states of the documents held out."""
-    windows = windows_of(model, texts, window_tokens=window_tokens)
-    generator = np.random.default_rng(seed)
-    order = generator.permutation(len(texts)).tolist()
-    n_held_out = max(1, len(order) // 10)
-    held_out = [windows.by_document[d] for d in order[:n_held_out]]
-    fit = [windows.by_document[d] for d in order[n_held_out:]] or held_out
-    kept = torch.cat(list(_all_states(model, _only(windows, held_out))), dim=1)
-    if kept.shape[1] > 4 * positions:
-        kept = kept[:, torch.from_numpy(generator.permutation(kept.shape[1])[: 4 * positions])]
-
-    def endless() -> Iterator[Tensor]:
-        while True:
-            pool = torch.empty(kept.shape[0], 0, kept.shape[2], device=kept.device)
-            for place in generator.permutation(len(fit)).tolist():
-                pool = torch.cat([pool, *_all_states(model, _only(windows, [fit[place]]))], dim=1)
-                # Some documents at a time are mixed, so that a step does not see one text alone.
-                while pool.shape[1] >= 4 * positions:
-                    mixed = torch.from_numpy(generator.permutation(pool.shape[1]))
-                    yield pool[:, mixed[:positions]]
-                    pool = pool[:, mixed[positions:]]
-            if pool.shape[1]:
-                yield pool[:, torch.from_numpy(generator.permutation(pool.shape[1])[:positions])]
-
-    return endless(), kept
-
-
-def _only(windows: Windows, documents: list[Any]) -> Windows:
-    return Windows(by_document=tuple(documents), window_tokens=windows.window_tokens)
-
-
-def _direct(model: "Checkpoint") -> DirectReadout:
-    if not isinstance(model.readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"A tuned lens is fitted through a direct readout, and this one is "
-            f"{model.readout.kind}: {model.summary().why_not_direct}. fit_ridge needs none."
-        )
-    return model.readout
-
-
-def _lens(
-    model: "Checkpoint",
-    name: str,
-    weight: Tensor,
-    bias: Tensor,
-    fitted_on: str,
-    options: dict[str, Any],
-) -> AffineLens:
-    source = AffineSource(
-        model_id=model.origin.model_id,
-        unembedding_hash=unembedding_hashes(model)[0],
-        fitted_on=fitted_on,
-        options=options,
+                mean = float(fit.best_kl_bits.mean())
+                progress(Step(step=fit.done, steps=steps, held_out_kl_bits=mean))
+    found = options | {
+        "steps_taken": fit.done,
+        "logit_lens_kl_bits": fit.first_kl_bits.tolist(),
+        "held_out_kl_bits": fit.best_kl_bits.tolist(),
+    }
+    lens = fitted_lens(
+        model, "tuned", fit.best_weight, fit.best_bias, f"{texts.name} {texts.hash}", found
     )
-    return AffineLens(name=name, weight=weight, bias=bias, source=source)
+    kept.finish(lens)
+    return lens
+
+
+def _of(texts: Corpus) -> dict[str, str]:
+    return {"corpus": texts.name, "corpus_hash": texts.hash}
+
+
+def _apart(
+    model: "Checkpoint", texts: Corpus, window_tokens: int | None, positions: int, seed: int
+) -> tuple[list[Window], list[StateRows]]:
+    """The windows of the documents to fit on, and the states of those held out."""
+    by_document = windows_of(model, texts, window_tokens=window_tokens).by_document
+    generator = np.random.default_rng([seed, _HELD_OUT])
+    order = [d for d in generator.permutation(len(texts)).tolist() if by_document[d]]
+    if not order:
+        raise PromptError(f"{texts.name!r} leaves nothing to fit on.")
+    count = max(1, len(order) // HELD_OUT_SHARE)
+    back = [window for d in order[:count] for window in by_document[d]]
+    fit = [window for d in order[count:] for window in by_document[d]] or back
+    limit = 4 * positions
+    chosen: list[Window] = []
+    # Enough windows for the positions that are kept, whole ones where the readout is a replay.
+    for place in generator.permutation(len(back)).tolist():
+        if sum(w.n_read - 1 for w in chosen) >= limit:
+            break
+        chosen.append(back[place])
+    return fit, rows_of(model, chosen, positions=limit, generator=generator)

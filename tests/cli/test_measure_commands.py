@@ -76,3 +76,25 @@ def test_a_wrong_call_is_one_line_before_any_model_is_loaded(
     assert told.startswith("lens: ")
     assert complaint in told
     assert "no-such-model" not in told
+
+
+def test_tune_writes_a_lens_that_measure_takes_and_goes_on_where_it_stopped(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import lens
+
+    corpus = str(folder / "texts.jsonl")
+    command = ["tune", str(folder / "untied"), "--corpus", corpus, "-o", str(tmp_path / "lens")]
+    options = ["--steps", "4", "--positions", "8", "--check-every", "2", "--optimiser", "muon"]
+    assert main([*command, *options]) == 0
+    printed = capsys.readouterr().out
+    fitted = lens.load_affine(tmp_path / "lens")
+    for layer, kl in enumerate(fitted.source.options["held_out_kl_bits"]):
+        assert any(
+            line.split()[0::2] == [str(layer), f"{kl:.3f}"] for line in printed.splitlines()
+        ), printed
+    assert "4 steps; wrote" in printed
+    assert main([*command, *options]) == 0  # finished already
+    assert main([*command, *options, "--seed", "1"]) == 1
+    assert "differs in seed" in capsys.readouterr().err
+    assert main(["tune", str(folder / "untied"), "--corpus", corpus]) == 2

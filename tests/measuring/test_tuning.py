@@ -1,11 +1,20 @@
+"""Fitted translators are better on other documents, find what is known, and stop and go on."""
+
+import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lens.checkpoint.readout import DirectReadout
+from lens.checkpoint.checkpoint import Checkpoint
 from lens.errors import (
     ProvenanceError,
     ResultFileError,
@@ -13,11 +22,22 @@ from lens.errors import (
     UnsupportedArchitectureError,
 )
 from lens.lenses.affine import AffineLens, AffineSource, load_affine, unembedding_hashes
+from lens.lenses.state_divergence import StateDivergence, StateRows
 from lens.measuring.measure import measure
-from lens.measuring.tuning import Step, fit_ridge, fit_translators, tune
+from lens.measuring.state_batches import StateBatches
+from lens.measuring.translator_fit import TranslatorFit
+from lens.measuring.tuning import Step, fit_ridge, tune
+from lens.measuring.windows import windows_of
 from tests.measuring.small import checkpoint, id_corpus
 
-OPTIONS = {"window_tokens": 10}
+OPTIONS: dict[str, Any] = {"window_tokens": 10}
+SHORT: dict[str, Any] = {"steps": 6, "positions": 16, "check_every": 2, **OPTIONS}
+
+
+def replayed(name: str = "gpt2") -> Checkpoint:
+    model = checkpoint(name)
+    model.readout = model.replay
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +53,28 @@ def test_held_out_KL_is_below_the_logit_lens_at_every_layer(tuned: AffineLens) -
     better = measure(model, held_out, lens=tuned, **OPTIONS).mean("kl_bits")
     assert np.all(better[:-1] < plain[:-1])
     assert better[-1] == 0.0
+    told = tuned.source.options
+    assert np.all(np.array(told["held_out_kl_bits"]) < np.array(told["logit_lens_kl_bits"]))
 
 
-def rotated_states(readout: DirectReadout, rotation: torch.Tensor, seed: int) -> torch.Tensor:
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_a_replay_fits_the_same_lens_as_the_direct_readout(name: str) -> None:
+    """Whole windows are read here, so that both see the same rows."""
+    options = {"steps": 4, "positions": 10_000, "check_every": 2, **OPTIONS}
+    direct = tune(checkpoint(name), id_corpus(6), **options)
+    other = tune(replayed(name), id_corpus(6), **options)
+    assert float(direct.weight.abs().max()) > 1e-4
+    torch.testing.assert_close(other.weight, direct.weight, rtol=0.02, atol=2e-5)
+    told = [np.array(lens.source.options["held_out_kl_bits"]) for lens in (direct, other)]
+    np.testing.assert_allclose(told[0], told[1], rtol=1e-3)
+
+
+def rotated_states(model: Checkpoint, rotation: torch.Tensor, seed: int) -> StateRows:
     """Layer 0 holds the last states in a rotated basis: the true translator is known."""
-    final = torch.randn(512, readout.d_model, generator=torch.Generator().manual_seed(seed))
-    return torch.stack([final @ rotation, final])
+    final = torch.randn(512, model.d_model, generator=torch.Generator().manual_seed(seed))
+    return StateRows(
+        states=torch.stack([final @ rotation, final]), read=torch.ones(512, dtype=torch.bool)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,51 +86,53 @@ def rotation() -> torch.Tensor:
     return torch.linalg.matrix_exp(skew)
 
 
-def test_a_known_rotation_is_undone(rotation: torch.Tensor) -> None:
+@pytest.mark.parametrize(("optimiser", "rate"), [("adam", 5e-3), ("muon", 3e-2)])
+def test_a_known_rotation_is_undone(rotation: torch.Tensor, optimiser: Any, rate: float) -> None:
     model = checkpoint()
-    readout = model.readout
-    assert isinstance(readout, DirectReadout)
-    batches = (rotated_states(readout, rotation, seed) for seed in range(100, 10_000))
-    seen: list[Step] = []
-    weight, bias = fit_translators(
-        readout,
-        batches,
-        rotated_states(readout, rotation, 1),
-        steps=300,
-        learning_rate=5e-3,
-        check_every=100,
-        progress=seen.append,
+    fit = TranslatorFit(
+        StateDivergence(model),
+        [rotated_states(model, rotation, 1)],
+        steps=200,
+        optimiser=optimiser,
+        learning_rate=rate,
     )
-    none = torch.zeros_like(weight)
-    lens = fitted(weight, bias)
-    test = rotated_states(readout, rotation, 2)
-    before, after = kl(readout, test[0], test[1]), kl(readout, lens.translate(0, test[0]), test[1])
+    for seed in range(100, 300):
+        fit.step([rotated_states(model, rotation, seed)])
+    fit.check()
+    before, after = float(fit.first_kl_bits[0]), float(fit.best_kl_bits[0])
     assert before > 0.03
-    assert after < 0.02 * before
-    assert kl(readout, fitted(none, bias * 0).translate(0, test[0]), test[1]) == before
-    assert [s.step for s in seen] == [100, 200, 300]
-
-
-def kl(readout: DirectReadout, states: torch.Tensor, final: torch.Tensor) -> float:
-    p, q = (torch.log_softmax(readout.logits(s).double(), -1) for s in (final, states))
-    return float((p.exp() * (p - q)).sum(-1).mean())
-
-
-def fitted(weight: torch.Tensor, bias: torch.Tensor) -> AffineLens:
-    source = AffineSource(model_id="m", unembedding_hash="", fitted_on="", options={})
-    return AffineLens(name="tuned", weight=weight, bias=bias, source=source)
+    assert after < 0.03 * before
+    moved = torch.eye(64) + fit.best_weight[0]
+    # h R (I + W)^T = k h: the translator is R, up to the length that the norm takes off.
+    cosines = [float((m * rotation).sum() / m.norm() / 8) for m in (moved, torch.eye(64))]
+    assert cosines[0] > 0.97
+    assert cosines[1] < 0.9
 
 
 def test_a_layer_that_does_not_get_better_keeps_the_identity() -> None:
     model = checkpoint()
-    assert isinstance(model.readout, DirectReadout)
-    same = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0))
-    same[0] = same[1]
-    noise = iter(lambda: torch.randn(2, 50, 64), None)
-    weight, bias = fit_translators(
-        model.readout, noise, same, steps=5, learning_rate=0.1, check_every=1
+    final = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
+    same = StateRows(states=torch.stack([final, final]), read=torch.ones(50, dtype=torch.bool))
+    fit = TranslatorFit(StateDivergence(model), [same], steps=5, learning_rate=0.1)
+    for _ in range(3):
+        noise = dataclasses.replace(same, states=torch.randn(2, 50, 64))
+        fit.step([noise])
+        fit.check()
+    assert float(fit.weight.abs().max()) > 0
+    assert torch.count_nonzero(fit.best_weight) == torch.count_nonzero(fit.best_bias) == 0
+    assert fit.checks_without_gain == 3
+
+
+def test_fitting_ends_when_nothing_is_gained() -> None:
+    seen: list[Step] = []
+    lens = tune(
+        checkpoint(),
+        id_corpus(6),
+        **{**SHORT, "steps": 50, "patience": 3, "learning_rate": 1e-9},
+        progress=seen.append,
     )
-    assert torch.count_nonzero(weight) == torch.count_nonzero(bias) == 0
+    assert [s.step for s in seen] == [2, 4, 6]
+    assert lens.source.options["steps_taken"] == 6
 
 
 def test_ridge_finds_the_linear_map_of_its_own_states() -> None:
@@ -112,18 +150,126 @@ def test_ridge_finds_the_linear_map_of_its_own_states() -> None:
 
 
 def test_fitting_leaves_no_gradient_in_the_model() -> None:
-    model = checkpoint()
-    tune(model, id_corpus(6), steps=2, positions=16, **OPTIONS)
-    assert all(p.grad is None for p in model.model.parameters())
-    assert all(p.requires_grad for p in model.model.parameters())
+    for model in (checkpoint(), replayed()):
+        tune(model, id_corpus(6), **{**SHORT, "steps": 2})
+        assert all(p.grad is None for p in model.model.parameters())
+        assert all(p.requires_grad for p in model.model.parameters())
 
 
 def test_the_same_seed_fits_the_same_lens() -> None:
-    one, other, third = (
-        tune(checkpoint(), id_corpus(6), steps=3, positions=16, seed=seed, check_every=1, **OPTIONS)
-        for seed in (0, 0, 1)
-    )
+    one, other, third = (tune(checkpoint(), id_corpus(6), **SHORT, seed=seed) for seed in (0, 0, 1))
     assert one.hash == other.hash != third.hash
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stopped_at(step: int) -> Any:
+    def progress(now: Step) -> None:
+        if now.step == step:
+            raise StoppedError
+
+    return progress
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
+def test_a_stopped_fit_goes_on_to_the_same_bits(optimiser: Any, tmp_path: Path) -> None:
+    options = {**SHORT, "optimiser": optimiser}
+    whole = tune(checkpoint(), id_corpus(6), **options)
+    with pytest.raises(StoppedError):
+        tune(checkpoint(), id_corpus(6), **options, folder=tmp_path, progress=stopped_at(4))
+    seen: list[Step] = []
+    resumed = tune(checkpoint(), id_corpus(6), **options, folder=tmp_path, progress=seen.append)
+    assert [s.step for s in seen] == [6]
+    assert resumed.hash == whole.hash
+    assert load_affine(tmp_path).hash == whole.hash
+    again = tune(checkpoint(), id_corpus(6), **options, folder=tmp_path, progress=stopped_at(2))
+    assert again.hash == whole.hash  # nothing is fitted again
+
+
+def test_a_folder_of_another_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        tune(checkpoint(), id_corpus(6), **SHORT, folder=tmp_path, progress=stopped_at(2))
+    with pytest.raises(ProvenanceError, match="differs in seed"):
+        tune(checkpoint(), id_corpus(6), **SHORT, seed=1, folder=tmp_path)
+    with pytest.raises(ProvenanceError, match="corpus_hash"):
+        tune(checkpoint(), id_corpus(7), **SHORT, folder=tmp_path)
+    with pytest.raises(ProvenanceError, match="model, unembedding"):
+        tune(checkpoint("gpt_neox"), id_corpus(6), **SHORT, folder=tmp_path)
+    (tmp_path / "tuning.pt").write_bytes(b"nonsense")
+    with pytest.raises(ResultFileError, match="cannot be read"):
+        tune(checkpoint(), id_corpus(6), **SHORT, folder=tmp_path)
+
+
+KILLED = """
+import os, signal, sys
+from tests.measuring.small import checkpoint, id_corpus
+from lens.measuring.tuning import tune
+def progress(step):
+    if step.step == 4 and sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+options = dict(steps=6, positions=16, check_every=2, window_tokens=10)
+print(tune(checkpoint(), id_corpus(6), **options, folder=sys.argv[1], progress=progress).hash)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    def run(folder: str, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / folder), *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+
+    assert run("stopped", "kill").returncode == -signal.SIGKILL
+    resumed, whole = run("stopped", "on"), run("whole", "on")
+    assert resumed.stdout == whole.stdout != ""
+
+
+def test_every_window_is_seen_once_in_a_pass() -> None:
+    model = checkpoint()
+    by_document = windows_of(model, id_corpus(9), window_tokens=10).by_document
+    windows = [w for d in by_document for w in d]
+    batches = StateBatches(model, windows, positions=16, seed=0)
+    seen = [batches._place(i) for i in range(2 * len(windows))]
+    assert sorted(seen[: len(windows)]) == list(range(len(windows)))
+    assert sorted(seen[len(windows) :]) == list(range(len(windows)))
+    assert seen[: len(windows)] != seen[len(windows) :]
+    (batch,) = batches.at(3)
+    assert batch.n_read == 16
+    assert torch.equal(batch.states, batches.at(3)[0].states)
+    assert not torch.equal(batch.states, batches.at(4)[0].states)
+
+
+def fitted(weight: torch.Tensor, bias: torch.Tensor) -> AffineLens:
+    source = AffineSource(model_id="m", unembedding_hash="", fitted_on="", options={})
+    return AffineLens(name="tuned", weight=weight, bias=bias, source=source)
+
+
+@pytest.mark.parametrize("made", [checkpoint, replayed])
+def test_the_pull_on_states_is_the_slope_of_KL(made: Callable[[str], Checkpoint]) -> None:
+    """Against differences of KL along random directions; the soft-cap and the norm are in it."""
+    model = made("gemma2")
+    inputs = model.inputs_of([list(range(3, 11))])
+    captured = model.capture(inputs, layers=range(model.n_layers + 1))
+    states = torch.stack([captured[layer][0] for layer in range(model.n_layers + 1)])
+    read = torch.tensor([False, *[True] * 7])
+    rows = StateRows(states=states, read=read, inputs=inputs)
+    divergence = StateDivergence(model)
+    moved = states[:-1]
+    kl, pull = divergence.kl_and_pull(moved, rows)
+    torch.testing.assert_close(kl, divergence.kl_bits(moved, rows))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        way = torch.randn(moved.shape, generator=generator)
+        step = 1e-2
+
+        def total(sign: float, way: torch.Tensor = way, step: float = step) -> float:
+            there = divergence.kl_bits(moved + sign * step * way, rows)
+            return float(there[:, read].double().sum())
+
+        slope = (total(1) - total(-1)) / (2 * step)
+        assert float((pull * way).sum()) == pytest.approx(slope, rel=0.05, abs=2e-3)
+    assert not pull[:, 0].any()  # position 0 does not count
 
 
 def test_a_lens_reads_back_equal_and_is_refused_by_another_model(
@@ -170,9 +316,17 @@ def test_the_published_format_loads_with_translator_i_after_i_blocks(tmp_path: P
         load_affine(tmp_path).check(model)
 
 
-def test_without_a_direct_readout_only_ridge_is_fitted() -> None:
+def test_a_readout_by_hand_has_no_gradient_and_is_refused() -> None:
+    class ByHand:
+        kind, d_vocab = "mine", 160
+
+        def logits(self, states: Sequence[float]) -> Any:
+            raise NotImplementedError
+
     model = checkpoint()
-    model.readout = model.replay
-    with pytest.raises(UnsupportedArchitectureError, match="fit_ridge needs none"):
-        tune(model, id_corpus(6), **OPTIONS)
-    assert fit_ridge(model, id_corpus(6), **OPTIONS).name == "ridge"
+    model.readout = ByHand()  # type: ignore[assignment]
+    with pytest.raises(UnsupportedArchitectureError, match="by hand"):
+        tune(model, id_corpus(6), **SHORT)
+    with pytest.raises(SelectionError, match="adam, muon"):
+        tune(checkpoint(), id_corpus(6), **SHORT, optimiser="sgd")
+    assert fit_ridge(replayed(), id_corpus(6), **OPTIONS).name == "ridge"

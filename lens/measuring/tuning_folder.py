@@ -1,0 +1,75 @@
+"""The folder of a fit that can be stopped: what it fits, how far it is, and the lens at the end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lens.errors import ProvenanceError, ResultFileError
+from lens.lenses.affine import CONFIG, AffineLens, load_affine
+from lens.measuring.profile_file import written_whole
+
+CLAIM, PROGRESS = "tuning.json", "tuning.pt"
+
+
+class TuningFolder:
+    """One fit's folder; without a folder nothing is kept.
+
+    `claim` names all that the result depends on. Raises ProvenanceError where the folder holds
+    another fit.
+    """
+
+    def __init__(self, folder: Path | None, claim: dict[str, Any]):
+        self.folder = folder
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / CLAIM
+        mine = json.loads(json.dumps(claim))
+        if not path.is_file():
+            if (folder / CONFIG).is_file():
+                raise ProvenanceError(
+                    f"{folder} holds a lens already, and nothing of how it was fitted. Name a new "
+                    "folder."
+                )
+            with written_whole(path) as partial:
+                partial.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+            return
+        held = json.loads(path.read_text(encoding="utf-8"))
+        differing = [key for key in mine if mine[key] != held.get(key)]
+        if differing:
+            raise ProvenanceError(
+                f"{folder} holds another fit: it differs in {', '.join(differing)}. Continue it "
+                "with the same model, corpus and options, or name a new folder."
+            )
+
+    def finished(self) -> AffineLens | None:
+        """The lens, where an earlier run came to its end."""
+        if self.folder is None or not (self.folder / CONFIG).is_file():
+            return None
+        return load_affine(self.folder)
+
+    def load(self) -> dict[str, Any] | None:
+        """How far an earlier run came."""
+        if self.folder is None or not (self.folder / PROGRESS).is_file():
+            return None
+        path = self.folder / PROGRESS
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever the unpickler makes of a damaged file
+            raise ResultFileError(
+                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it to fit anew."
+            ) from error
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep how far the fit is; the file appears whole."""
+        if self.folder is not None:
+            with written_whole(self.folder / PROGRESS) as partial:
+                torch.save(state, partial)
+
+    def finish(self, lens: AffineLens) -> None:
+        """Write the lens, and drop what only a stopped run needs."""
+        if self.folder is not None:
+            lens.save(self.folder)
+            (self.folder / PROGRESS).unlink(missing_ok=True)
