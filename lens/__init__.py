@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lens.measuring.frequency import Frequency, frequency
     from lens.measuring.geometry import Geometry, geometry
     from lens.measuring.gradients import GradientPaths, gradients
+    from lens.measuring.jacobian import fit_jacobian, load_jacobian
     from lens.measuring.meaning import MeaningSimilarity, similarity_of_meaning
     from lens.measuring.measure import measure
     from lens.measuring.profile import LensProfile
@@ -103,6 +104,7 @@ __all__ = [
     "compare",
     "decompose",
     "export",
+    "fit_jacobian",
     "fit_ridge",
     "frequency",
     "geometry",
@@ -111,6 +113,7 @@ __all__ = [
     "interpolate",
     "load",
     "load_affine",
+    "load_jacobian",
     "load_states",
     "measure",
     "plan_tie",
@@ -154,6 +157,7 @@ _HOMES = {
     "compare": "lens.measuring.compare",
     "decompose": "lens.measuring.decompose",
     "export": "lens.show.export",
+    "fit_jacobian": "lens.measuring.jacobian",
     "fit_ridge": "lens.measuring.tuning",
     "frequency": "lens.measuring.frequency",
     "geometry": "lens.measuring.geometry",
@@ -162,6 +166,7 @@ _HOMES = {
     "interpolate": "lens.checkpoint.surgery",
     "load": "lens.checkpoint.load",
     "load_affine": "lens.lenses.affine",
+    "load_jacobian": "lens.measuring.jacobian",
     "load_states": "lens.checkpoint.states",
     "measure": "lens.measuring.measure",
     "plan_tie": "lens.checkpoint.tie_cost",

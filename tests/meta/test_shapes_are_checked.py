@@ -46,6 +46,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         (NOBODY, FLAT.long()),
         (NOBODY, CUBE[0].long()),
     ),
+    "checkpoint.mid": ("_differences", "rows", (FLAT,), (CUBE,)),
     "checkpoint.matrices": ("max_abs_difference", "b", (CUBE[0], CUBE[:, 0]), (CUBE[0], CUBE[0])),
     "lenses.affine": (
         "AffineLens.translate",
@@ -105,6 +106,12 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         "targets",
         (NOBODY, "checkpoint.inputs.Inputs", FLAT.long()),
         (NOBODY, "checkpoint.inputs.Inputs", CUBE[0].long()),
+    ),
+    "measuring.jacobian": (
+        "_lens",
+        "jacobian",
+        (NOBODY, FLAT, "", {}),
+        (NOBODY, torch.zeros(2, 3, 3), "", {}),
     ),
     "measuring.moments": ("moments_of", "b", (CUBE[0], FLAT), (CUBE[0], CUBE[0])),
     "measuring.neighbours": ("overlap", "b", (CUBE[0].long(), FLAT), (CUBE[0].long(),) * 2),
