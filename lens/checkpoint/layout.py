@@ -9,6 +9,11 @@ from torch import Tensor
 
 from lens.errors import CaptureError, UnsupportedArchitectureError
 
+
+class MoreRowsError(CaptureError):
+    """The blocks carry more rows than the prompt has positions, and did not when it was loaded."""
+
+
 # Axes by the sizes that stand in a state's shape: b for batch, p for pos, - for any other.
 _PLAIN: dict[tuple[str, ...], str] = {
     ("b", "p", "-"): "batch pos d",
@@ -35,15 +40,16 @@ class Layout:
     def canonical(self, state: Tensor, *, length: int | None) -> Float[Tensor, "batch pos d_model"]:
         """The prompt's states [batch, length, d_model]; several streams lie side by side.
 
-        `length` None stands for all rows, where the model adds none. Raises CaptureError where
-        the model carries more or fewer rows than the prompt has positions.
+        `length` None stands for all rows, where the model adds none. Raises MoreRowsError where
+        the model carries more rows than the prompt has positions, CaptureError where fewer.
         """
         whole = rearrange(state, f"{self.axes} -> batch pos {self._width}", **self._streams())
         rows = whole.shape[1] - self.before
         if length is None:
             length = rows
         if rows < length or (rows > length and not self.padded):
-            raise CaptureError(
+            kind = MoreRowsError if rows > length else CaptureError
+            raise kind(
                 f"The blocks carry {whole.shape[1]} positions for a prompt of {length}; expected "
                 f"{self.before + length}, as when the model was loaded. At this length it pads or "
                 "merges positions (chunked attention): pass a shorter prompt, or one whose length "

@@ -15,12 +15,18 @@ After = Callable[[nn.Module, Any, Any], Any]
 
 @contextmanager
 def listening(
-    modules: Iterable[nn.Module], before: Before, after: After, *, past_hooks: bool = False
+    modules: Iterable[nn.Module],
+    before: Before,
+    after: After,
+    *,
+    past_hooks: bool = False,
+    first: bool = False,
 ) -> Iterator[None]:
     """Within: `before` and `after` are called around each module's forward. After: as it was.
 
     Hooks hear it, as a rule. `past_hooks` wraps `forward` itself: SqueezeBERT calls
-    `layer.forward(...)`, where no hook fires.
+    `layer.forward(...)`, where no hook fires. With `first`, `after` hears an output before hooks
+    that stand already.
     """
     undo: list[Callable[[], Any]] = []
     try:
@@ -29,7 +35,7 @@ def listening(
                 undo.append(_wrap(module, before, after))
             else:
                 undo.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-                undo.append(module.register_forward_hook(after).remove)
+                undo.append(module.register_forward_hook(after, prepend=first).remove)
         yield
     finally:
         for step in reversed(undo):

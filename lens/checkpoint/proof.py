@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lens.checkpoint.inputs import Inputs, forward_arguments
+from lens.checkpoint.layout import layouts_of_rows
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.checkpoint.replay import ReplayReadout, logits_of
 from lens.checkpoint.residual import capture, edited
@@ -21,6 +22,7 @@ from lens.checkpoint.tape import path_after_product, recording, tail_path
 from lens.checkpoint.trunk import Trunk, find_trunks
 from lens.checkpoint.untouched import untouched
 from lens.errors import (
+    CaptureError,
     LensError,
     ShapeError,
     UnprovedReadoutError,
@@ -105,6 +107,60 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
             )
         chosen = readout
     return Proved(trunk, replay, chosen, witness, causal, statement, why_not)
+
+
+def proved_with_rows_behind(proved: Proved, prompt: Inputs) -> Proved:
+    """The same model for prompts behind which it puts rows of its own, as it does behind this one.
+
+    Reformer fills up to a multiple of its chunk, but only prompts longer than one. Which rows are
+    the prompt's is read off a change of its last token, and the readouts are proved again at this
+    length. Raises CaptureError where the rows cannot be told or a readout fails.
+    """
+    model, seq2seq = proved.replay.model, proved.replay.seq2seq
+    length = prompt.ids.shape[1]
+    with untouched(model):
+        trunk = _with_rows_behind(proved, prompt)
+
+        def _run() -> Tensor:
+            return logits_of(model(**forward_arguments(model, prompt, seq2seq=seq2seq)))
+
+        witness = _witness(model, trunk, _run, prompt)
+    replay = replace(proved.replay, trunk=trunk)
+    trouble = witness.mismatch(lambda state: replay.logits(state, prompt))
+    if not trouble and isinstance(proved.readout, DirectReadout):
+        trouble = witness.mismatch(proved.readout.logits)
+    if trouble:
+        raise CaptureError(
+            f"{type(model).__name__} puts rows of its own behind a prompt of {length} tokens, and "
+            f"its readout is not the model's there: {trouble}. Pass a shorter prompt."
+        )
+    direct = isinstance(proved.readout, DirectReadout)
+    return replace(proved, trunk=trunk, replay=replay, readout=proved.readout if direct else replay)
+
+
+def _with_rows_behind(proved: Proved, prompt: Inputs) -> Trunk:
+    """The trunk with the layout that a prompt of this length shows."""
+    model, trunk, seq2seq = proved.replay.model, proved.trunk, proved.replay.seq2seq
+    length = prompt.ids.shape[1]
+    other = prompt.ids.clone()
+    known = proved.witness.inputs.ids.flatten()
+    other[0, -1] = known[known != prompt.ids[0, -1]][0]
+    first = []
+    for ids in (prompt.ids, other):
+        arguments = forward_arguments(model, replace(prompt, ids=ids), seq2seq=seq2seq)
+        first.append(
+            capture(
+                trunk, lambda a=arguments: model(**a), layers=[0], length=None, stop_early=True
+            )[0]
+        )
+    for layout in layouts_of_rows(*first, batch=1, pos=length):
+        if layout.axes == trunk.layout.axes == "batch pos d" and layout.padded:
+            return replace(trunk, layout=replace(trunk.layout, before=layout.before, padded=True))
+    raise CaptureError(
+        f"{type(model).__name__} carries {first[0].shape[1]} rows for a prompt of {length} tokens, "
+        "and a change of its last token does not show which are the prompt's. Pass a prompt whose "
+        "length is a multiple of the model's chunk."
+    )
 
 
 def _proved_trunk(model: nn.Module, probe: Inputs, *, seq2seq: bool) -> tuple[Trunk, Witness]:
@@ -195,7 +251,10 @@ def _mixes_rows(direct: DirectReadout, witness: Witness) -> str | None:
 def _witness(model: nn.Module, trunk: Trunk, run: Callable[[], Tensor], probe: Inputs) -> Witness:
     logits: list[Tensor] = []
     states = capture(
-        trunk, lambda: logits.append(run()), layers=[0, trunk.n_layers], length=PROBE_POS
+        trunk,
+        lambda: logits.append(run()),
+        layers=[0, trunk.n_layers],
+        length=probe.ids.shape[1],
     )
     last = states[trunk.n_layers]
     random = _random_like(last)

@@ -20,22 +20,25 @@ Edit = Callable[[Float[Tensor, "batch pos d_model"]], Float[Tensor, "batch pos d
 """Takes the states of the chosen positions, gives what stands in their place."""
 
 
-class _EnoughError(Exception):
+class EnoughError(Exception):
     """Ends a forward once the last wanted state has passed; caught where the forward began."""
 
 
 @contextmanager
-def _block_calls(
+def block_calls(
     trunk: Trunk,
     before: Callable[[int, Any, Any], Any] | None,
     after: Callable[[int, Any], Any] | None,
     root: nn.Module | None = None,
     at_start: Callable[[Any, Any], None] | None = None,
+    *,
+    first: bool = False,
 ) -> Iterator[list[int]]:
     """Hooks on every block that count calls: `before(index, args, kwargs)`, `after(index, output)`.
 
     Calls are counted from the start of a forward of `root`, so that one block called many times
-    is told apart. The yielded list holds the number of calls begun.
+    is told apart. With `first` an output is seen before hooks that stand already change it. The
+    yielded list holds the number of calls begun.
     """
     begun = [0]
 
@@ -63,7 +66,7 @@ def _block_calls(
             handle = root.register_forward_pre_hook(_reset, with_kwargs=True)
             stack.callback(handle.remove)
         stack.enter_context(
-            listening(trunk.distinct_blocks, _pre, _post, past_hooks=trunk.past_hooks)
+            listening(trunk.distinct_blocks, _pre, _post, past_hooks=trunk.past_hooks, first=first)
         )
         yield begun
 
@@ -73,15 +76,15 @@ def capture(
     run: Callable[[], Any],
     *,
     layers: Sequence[int],
-    length: int,
+    length: int | None,
     positions: Tensor | None = None,
     stop_early: bool = False,
 ) -> dict[int, Float[Tensor, "batch pos d_model"]]:
     """Run one forward and keep the residual states of these layers (and positions, in order).
 
-    `length` is the number of positions of the prompts. States are copies on the device where they
-    arose: a later block that works in place cannot change them. `stop_early` ends the forward
-    after the last wanted block; the head never runs.
+    `length` is the number of positions of the prompts; None takes all rows that there are. States
+    are copies on the device where they arose: a later block that works in place cannot change
+    them. `stop_early` ends the forward after the last wanted block; the head never runs.
     Raises CaptureError for a state that did not pass by.
     """
     wanted = set(layers)
@@ -100,15 +103,15 @@ def capture(
         if index == 0 and 0 in wanted:
             _keep(0, trunk.input_slot.get(args, kwargs))
             if stop_early and wanted == {0}:
-                raise _EnoughError
+                raise EnoughError
 
     def _after(index: int, output: Any) -> None:
         if index + 1 in wanted:
             _keep(index + 1, trunk.output_slot.get(output))
         if stop_early and index + 1 >= max(wanted):
-            raise _EnoughError
+            raise EnoughError
 
-    with _block_calls(trunk, _before, _after), suppress(_EnoughError):
+    with block_calls(trunk, _before, _after), suppress(EnoughError):
         run()
     missing = sorted(wanted - set(states))
     if missing:
@@ -163,7 +166,7 @@ def edited(
             return trunk.output_slot.put(output, _changed(trunk.output_slot.get(output)))
         return None
 
-    with _block_calls(trunk, _before, _after, root=root, at_start=_measure):
+    with block_calls(trunk, _before, _after, root=root, at_start=_measure):
         yield
 
 
