@@ -11,7 +11,14 @@ from lens import __version__, cli_measure, cli_tie, cli_tune
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
 from lens.cli_files import made, require_folder
-from lens.cli_text import messages_from, numbers_from, prompt_from, sets_from, text_from
+from lens.cli_text import (
+    layers_from,
+    messages_from,
+    numbers_from,
+    prompt_from,
+    sets_from,
+    text_from,
+)
 from lens.cli_twins import twins
 
 app = typer.Typer(
@@ -97,6 +104,7 @@ def run(
     output: options.Output = None,
     top_k: options.TopK = 5,
     layers: options.Layers = None,
+    points: options.Points = "post",
     positions: options.Positions = None,
     readout: options.Readout = "output",
     target: options.Target = None,
@@ -117,7 +125,8 @@ def run(
     asked = numbers_from(positions, "--positions")
     reading: dict[str, Any] = {
         "messages": messages_from(messages),
-        "layers": numbers_from(layers, "--layers"),
+        "layers": layers_from(layers, "--layers"),
+        "points": points,
         "positions": [-1] if asked is None and output is None else asked,
         "source": text_from(source, "--source"),
         "targets": sets_from(target),

@@ -43,7 +43,14 @@ Output = Annotated[
 TopK = Annotated[int, Option(min=1, help="Candidates for each cell.")]
 Layers = Annotated[
     str | None,
-    Option(metavar="N,N,...", help="Layers to read; 0 is the embedding, -1 the last."),
+    Option(
+        metavar="N,N,...",
+        help="Layers to read; 0 is the embedding, -1 the last, 3.5 lies within block 3.",
+    ),
+]
+Points = Annotated[
+    Literal["post", "mid", "all"],
+    Option(help="Read the states after blocks, between their attention and MLP, or both."),
 ]
 Positions = Annotated[
     str | None,

@@ -63,10 +63,10 @@ def predictions_table(predictions: "LayerPredictions") -> Table:
     for position in predictions.positions:
         token = id_label(int(predictions.input_ids[position]), shown)
         table.add_column(Text(f"after {position} {token}"), no_wrap=True)
-        for heading in ("p", "entropy bits", "KL bits", *_set_headings(predictions)):
+        for heading in ("p", "entropy bits", "KL bits", *_more_headings(predictions)):
             table.add_column(Text(heading), justify="right", no_wrap=True)
-    for row, layer in enumerate(predictions.layers):
-        cells = [Text(str(layer))]
+    for row, layer in enumerate(predictions.layer_names):
+        cells = [Text(layer)]
         for column in range(len(predictions.positions)):
             top = id_label(int(predictions.top_ids[row, column, 0]), shown)
             cells += [Text(top), *map(Text, _numbers(predictions, row, column))]
@@ -74,9 +74,11 @@ def predictions_table(predictions: "LayerPredictions") -> Table:
     return table
 
 
-def _set_headings(predictions: "LayerPredictions") -> list[str]:
+def _more_headings(predictions: "LayerPredictions") -> list[str]:
+    """Of rows of no token, where there are any, and of target sets."""
     names = predictions.set_names
-    headings = [f"p({name})" for name in names]
+    headings = [] if predictions.padding_mass is None else ["p(no token)"]
+    headings += [f"p({name})" for name in names]
     if len(names) == 2:
         headings.append(f"{names[0]} - {names[1]}, bits")
     return headings
@@ -89,6 +91,8 @@ def _numbers(predictions: "LayerPredictions", row: int, column: int) -> list[str
         f"{predictions.entropy_bits[row, column]:.2f}",
         f"{predictions.kl_bits[row, column]:.2f}",
     ]
+    if predictions.padding_mass is not None:
+        numbers.append(f"{predictions.padding_mass[row, column]:.3g}")
     names = predictions.set_names
     numbers += [f"{predictions.set_probability(name)[row, column]:.3f}" for name in names]
     if len(names) == 2:

@@ -71,6 +71,21 @@ def numbers_from(text: str | None, name: str) -> list[int] | None:
         ) from None
 
 
+def layers_from(text: str | None, name: str) -> list[int | float] | None:
+    """Whole or half numbers between commas: 3.5 lies within block 3."""
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0.25]
+    if any((2 * number) % 1 for number in numbers):
+        raise typer.BadParameter(
+            f"{text!r} is not a list of layers such as 0,6,6.5,-1.", param_hint=name
+        )
+    return [int(number) if number % 1 == 0 else number for number in numbers]
+
+
 def sets_from(pairs: Sequence[str] | None) -> dict[str, list[str]] | None:
     """NAME=TOKEN pairs as sets by name, in the order of their first use."""
     sets: dict[str, list[str]] = {}

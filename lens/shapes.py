@@ -4,6 +4,7 @@ Axis names are the same in every annotation, and axes always stand in this order
 
     set       a named set of target tokens
     layer     residual states asked for; layer l is the state after l blocks (0 = embedding)
+    block     block calls, 0 to n_layers - 1: block l leads from layer l to layer l + 1
     batch     prompts
     pos       token positions, or any rows that are read one by one
     k         candidates of a top-k, best first

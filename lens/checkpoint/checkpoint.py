@@ -10,13 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lens.checkpoint import prompts, residual, tokenizing
+from lens.checkpoint import capturing, prompts, residual, tokenizing
+from lens.checkpoint.block_states import BlockStates
 from lens.checkpoint.encoder import shared_matrix_encoder
 from lens.checkpoint.fingerprint import fingerprint
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
+from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
+from lens.checkpoint.layout import MoreRowsError
 from lens.checkpoint.lookup import context_length, lookup_scale
+from lens.checkpoint.mid import MidPoint, find_mid
 from lens.checkpoint.origin import Origin
-from lens.checkpoint.proof import Proved, take_apart
+from lens.checkpoint.proof import Proved, proved_with_rows_behind, take_apart
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.checkpoint.states import ResidualStates
 from lens.checkpoint.summary import CheckpointSummary
@@ -140,6 +144,24 @@ class Checkpoint:
         return lookup_scale(self._proved, input_matrix(self.model, seq2seq=self.seq2seq))
 
     @cached_property
+    def mid(self) -> MidPoint:
+        """Where each block passes from attention to MLP, found and proved on first use.
+
+        Raises UnsupportedArchitectureError where a block has no such state (parallel blocks,
+        norms on the stream), with the reason.
+        """
+        with untouched(self.model):
+            return find_mid(
+                type(self.model).__name__,
+                self.trunk,
+                lambda inputs: self.model(
+                    **forward_arguments(self.model, inputs, seq2seq=self.seq2seq)
+                ),
+                self._proved.witness.inputs,
+                seq2seq=self.seq2seq,
+            )
+
+    @cached_property
     def encoder(self) -> "Checkpoint":
         """The encoder of an encoder-decoder, read through the matrix that it shares with the head.
 
@@ -249,7 +271,8 @@ class Checkpoint:
         self,
         prompt: Any = None,
         *,
-        layers: Sequence[int | str] | None = None,
+        layers: Sequence[Layer | str] | None = None,
+        points: Literal["post", "mid", "all"] = "post",
         positions: Sequence[int] | None = None,
         top_k: int = 5,
         lens: str = "output",
@@ -263,13 +286,16 @@ class Checkpoint:
 
         `prompt` is text, token ids, a list of either or a tokenizer's output (then a list comes
         back); `messages` instead go through the chat template. `layers` (0 the embedding ..
-        n_layers the output) and `positions` may count from the end. `lens` is "output" (through
-        W_U) or "input" (through W_E). `targets` names sets of tokens, {"right": [" Paris"]},
-        whose probability each layer reports. `source` feeds the encoder of an encoder-decoder;
-        without a prompt the decoder writes its own target, greedily. `mask_padding_rows` takes
-        the probability from vocabulary rows of no token. All information is in bits.
+        n_layers the output) and `positions` may count from the end. `points` "mid" reads the
+        states between attention and MLP instead, layers 0.5, 1.5, ..., "all" both. `lens` is
+        "output" (through W_U) or "input" (through W_E). `targets` names sets of tokens,
+        {"right": [" Paris"]}, whose probability each layer reports. `source` feeds the encoder of
+        an encoder-decoder; without a prompt the decoder writes its own target, greedily.
+        `mask_padding_rows` takes the probability from vocabulary rows of no token. All information
+        is in bits.
 
-        Raises PromptError, ContextLengthError, SelectionError, TokenizerError.
+        Raises PromptError, ContextLengthError, SelectionError, TokenizerError;
+        UnsupportedArchitectureError where a mid is asked for and the model has none.
         """
         from lens.lenses.logit import logit_lens
 
@@ -277,6 +303,7 @@ class Checkpoint:
             self.without_padding_rows() if mask_padding_rows else self,
             prompt,
             layers=layers,
+            points=points,
             positions=positions,
             top_k=top_k,
             lens=lens,
@@ -290,33 +317,51 @@ class Checkpoint:
         self,
         prompt: str | Sequence[int],
         *,
-        layers: Sequence[int | str] | None = None,
+        layers: Sequence[Layer | str] | None = None,
+        points: Literal["post", "mid", "all"] = "post",
         positions: Sequence[int] | None = None,
         source: str | Sequence[int] | None = None,
         truncate: bool = False,
     ) -> ResidualStates:
         """The residual states [layer, pos, d_model] of one prompt, on the device of the last one.
 
-        Errors as in `logit_lens`.
+        `layers`, `points` and errors as in `logit_lens`.
         """
-        ids = self.ids_of(prompt, truncate=truncate)
-        rows = prompts.resolve(layers, self.n_layers + 1, "layer")
-        columns = prompts.resolve(positions, len(ids), "position")
-        inputs = self.inputs_of([ids], source=source)
-        states = self.capture(inputs, layers=rows, positions=columns)
-        return ResidualStates(
-            states=torch.stack([states[layer][0] for layer in rows]),
-            layers=tuple(rows),
-            input_ids=torch.tensor(ids)[columns],
-            model_id=self.origin.model_id,
-            model_hash=self.model_hash,
+        return capturing.residual_states(
+            self,
+            prompt,
+            layers=layers,
+            points=points,
+            positions=positions,
+            source=source,
+            truncate=truncate,
+        )
+
+    def block_states(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        blocks: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        source: str | Sequence[int] | None = None,
+        truncate: bool = False,
+    ) -> BlockStates:
+        """What passes through blocks (0 .. n_layers - 1): resid_pre, attn_out, resid_mid, mlp_out,
+        resid_post.
+
+        Raises UnsupportedArchitectureError where the model has no mid; else as `logit_lens`.
+
+        >>> model.block_states("The").at("blocks.3.hook_attn_out")  # doctest: +SKIP
+        """
+        return capturing.block_states(
+            self, prompt, blocks=blocks, positions=positions, source=source, truncate=truncate
         )
 
     def read(
         self,
         vectors: Tensor | ResidualStates,
         *,
-        layer: int | None = None,
+        layer: Layer | None = None,
         top_k: int = 10,
         lens: str = "output",
     ) -> "VectorReadings":
@@ -331,7 +376,7 @@ class Checkpoint:
         return read_vectors(self, vectors, layer=layer, top_k=top_k, lens=lens)
 
     def edit(
-        self, layer: int | str, positions: Sequence[int] | None, fn: residual.Edit
+        self, layer: Layer | str, positions: Sequence[int] | None, fn: residual.Edit
     ) -> AbstractContextManager[None]:
         """Within: `fn(states)` stands in place of layer `layer`'s states in every forward.
 
@@ -341,8 +386,15 @@ class Checkpoint:
         >>> with model.edit(3, [-1], lambda states: 0 * states):  # doctest: +SKIP
         ...     model.logit_lens("The Eiffel Tower is in")
         """
-        (chosen,) = prompts.resolve([layer], self.n_layers + 1, "layer")
-        return residual.edited(self.trunk, self.model, layer=chosen, positions=positions, fn=fn)
+        (chosen,) = resolve_layers([layer], self.n_layers)
+        if is_mid(chosen):
+            raise SelectionError(
+                f"Layer {chosen} lies within a block; edits act on what a block takes or returns. "
+                f"Edit layer {int(chosen)} or {int(chosen) + 1}."
+            )
+        return residual.edited(
+            self.trunk, self.model, layer=int(chosen), positions=positions, fn=fn
+        )
 
     def ids_of(self, prompt: str | Sequence[int], *, truncate: bool = False) -> list[int]:
         """The checked ids of a prompt; in an encoder-decoder, after the decoder's start token."""
@@ -377,21 +429,30 @@ class Checkpoint:
         return dataclasses.replace(inputs, source_ids=tensor)
 
     def capture(
-        self, inputs: Inputs, *, layers: Sequence[int], positions: Sequence[int] | None = None
-    ) -> dict[int, Float[Tensor, "batch pos d_model"]]:
-        """Residual states by layer, of one forward that stops after the last layer asked for."""
-        arguments = forward_arguments(self.model, inputs, seq2seq=self.seq2seq)
-        offloaded = any(p.is_meta for p in self.model.parameters())
-        with untouched(self.model):
-            return residual.capture(
-                self.trunk,
-                lambda: self.model(**arguments),
-                layers=layers,
-                length=inputs.ids.shape[1],
-                positions=None if positions is None else torch.tensor(list(positions)),
-                # accelerate moves weights out again only when a forward runs to its end.
-                stop_early=not offloaded,
-            )
+        self,
+        inputs: Inputs,
+        *,
+        layers: Sequence[Layer],
+        positions: Sequence[int] | None = None,
+    ) -> dict[Layer, Float[Tensor, "batch pos d_model"]]:
+        """Residual states by layer, of one forward that stops after the last layer asked for.
+
+        Mids (3.5) take a forward of their own.
+        """
+        try:
+            return capturing.capture_layers(self, inputs, layers=layers, positions=positions)
+        except MoreRowsError:
+            self._read_rows_behind(inputs)
+            return capturing.capture_layers(self, inputs, layers=layers, positions=positions)
+
+    def _read_rows_behind(self, inputs: Inputs) -> None:
+        """Learn which rows are the prompt's where the model adds some at this length."""
+        length = inputs.ids.shape[1]
+        full = 0 if inputs.mask is None else int(inputs.mask.all(-1).int().argmax())
+        self._proved = proved_with_rows_behind(self._proved, inputs.row(full, length))
+        self.trunk, self.replay = self._proved.trunk, self._proved.replay
+        if not isinstance(self.readout, DirectReadout):
+            self.readout = self._proved.readout
 
     def _matrix(self, found: Tensor | None, what: str) -> Tensor:
         if found is None:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from lens.checkpoint import tokenizing
-from lens.checkpoint.transformer_lens import layer_of_hook
 from lens.errors import ContextLengthError, PromptError, SelectionError
 
 Prompt = str | Sequence[int]
@@ -86,16 +85,13 @@ def unpadded(encoding: Mapping[str, Any]) -> list[list[int]]:
     return prompts
 
 
-def resolve(wanted: Sequence[int | str] | None, count: int, what: str) -> list[int]:
+def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
     """Indices 0 .. count-1 in the order asked for; negatives count from the end; None: all.
 
-    A layer may go by the name of TransformerLens' hook, "blocks.3.hook_resid_post". Raises
-    SelectionError for an index that does not exist or stands twice.
+    Raises SelectionError for an index that does not exist or stands twice.
     """
     if wanted is None:
         return list(range(count))
-    if what == "layer":
-        wanted = [layer_of_hook(one) if isinstance(one, str) else one for one in wanted]
     wrong = [i for i in wanted if not -count <= int(i) < count]
     if wrong or not len(wanted):
         raise SelectionError(

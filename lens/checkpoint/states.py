@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lens.checkpoint.layer_numbers import Layer
 from lens.errors import ExportError, ResultFileError, SelectionError
 
 _FORMAT = "lens-residual-states-1"
@@ -22,17 +23,17 @@ _FORMAT = "lens-residual-states-1"
 class ResidualStates:
     """Residual states of one prompt: `states[i]` is the state after `layers[i]` blocks.
 
-    `model_hash` names the weights that they came from, so that another model's readout refuses
-    them.
+    3.5 stands for the state between attention and MLP of block 3. `model_hash` names the weights
+    that they came from, so that another model's readout refuses them.
     """
 
     states: Float[Tensor, "layer pos d_model"]
-    layers: tuple[int, ...]
+    layers: tuple[Layer, ...]
     input_ids: Int[Tensor, " pos"]
     model_id: str
     model_hash: str
 
-    def at(self, layer: int) -> Float[Tensor, "pos d_model"]:
+    def at(self, layer: Layer) -> Float[Tensor, "pos d_model"]:
         """The states of one layer. Raises SelectionError where it was not captured."""
         if layer not in self.layers:
             raise SelectionError(f"Layer {layer} was not captured; these were: {self.layers}.")

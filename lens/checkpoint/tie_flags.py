@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from lens.checkpoint.adapters import added_by_adapters, wrapped_by_peft
 from lens.checkpoint.matrices import EQUAL_VALUES, ONE_TENSOR, UNREAD, NamedMatrix, TiePair
 
 _FLAG = "tie_word_embeddings"
@@ -71,7 +72,7 @@ def contradictions(
     found = [*_against_flag(model, pairs), *_between_flags(model)]
     found += _against_files(model, matrices, keys)
     found += _waiting(model, matrices, pairs)
-    return (*dict.fromkeys(found), *_wrappers(model))
+    return (*dict.fromkeys(found), *_wrappers(model, pairs))
 
 
 def _against_files(
@@ -140,12 +141,28 @@ def _would_tie(model: Any) -> dict[str, str]:
     return {} if expand is None else dict(expand(all_submodels=True))
 
 
-def _wrappers(model: Any) -> tuple[str, ...]:
+def _wrappers(model: Any, pairs: tuple[TiePair, ...]) -> tuple[str, ...]:
     """Adapters that stand around a matrix, so that it is not the whole of the step."""
-    found = []
-    for what in ("input", "output"):
-        get = getattr(model, f"get_{what}_embeddings", None)
-        module = get() if get is not None else None
-        if type(module).__module__.split(".")[0] == "peft":
-            found.append(f"PEFT's {type(module).__name__} stands around the {what} embeddings")
+    found = [
+        f"PEFT's {name} stands around the {what} embeddings"
+        for what in ("input", "output")
+        if (name := wrapped_by_peft(model, what))
+    ]
+    difference = adapted_difference(model)
+    if difference is not None and pairs and pairs[-1].is_tied:
+        found.append(
+            "one parameter, but not one matrix in use: adapters act on its two uses differently, "
+            f"max |difference| {difference:.3g}"
+        )
     return tuple(found)
+
+
+def adapted_difference(model: Any) -> float | None:
+    """The largest difference of what adapters add to lookup and unembedding; None without any."""
+    added = [added_by_adapters(model, what) for what in ("input", "output")]
+    acting = [one for one in added if one is not None]
+    if not acting:
+        return None
+    if len(acting) == 1 or acting[0].shape != acting[1].shape:
+        return max(float(one.abs().max()) for one in acting)
+    return float((acting[0] - acting[1]).abs().max())

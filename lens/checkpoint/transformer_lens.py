@@ -17,7 +17,8 @@ from lens.errors import (
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
-_HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
+_HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|mid|post)")
+_WITHIN: dict[str, int | float] = {"pre": 0, "mid": 0.5, "post": 1}
 
 
 def to_bridge(checkpoint: "Checkpoint") -> Any:
@@ -54,25 +55,28 @@ def to_bridge(checkpoint: "Checkpoint") -> Any:
     )
 
 
-def hook_name(layer: int) -> str:
+def hook_name(layer: int | float) -> str:
     """The hook of TransformerLens that sees the state of this layer.
 
-    >>> hook_name(0), hook_name(4)
-    ('blocks.0.hook_resid_pre', 'blocks.3.hook_resid_post')
+    >>> hook_name(0), hook_name(4), hook_name(3.5)
+    ('blocks.0.hook_resid_pre', 'blocks.3.hook_resid_post', 'blocks.3.hook_resid_mid')
     """
-    return f"blocks.{layer - 1}.hook_resid_post" if layer else "blocks.0.hook_resid_pre"
+    if layer != int(layer):
+        return f"blocks.{int(layer)}.hook_resid_mid"
+    return f"blocks.{int(layer) - 1}.hook_resid_post" if layer else "blocks.0.hook_resid_pre"
 
 
-def layer_of_hook(name: str) -> int:
+def layer_of_hook(name: str) -> int | float:
     """The layer whose state this hook sees. Raises SelectionError for any other hook.
 
-    >>> layer_of_hook("blocks.3.hook_resid_post"), layer_of_hook("blocks.3.hook_resid_pre")
-    (4, 3)
+    >>> [layer_of_hook(f"blocks.3.hook_resid_{place}") for place in ("pre", "mid", "post")]
+    [3, 3.5, 4]
     """
     found = _HOOK.fullmatch(name)
     if found is None:
         raise SelectionError(
-            f"{name!r} names no layer. Expected a number, blocks.N.hook_resid_pre or "
-            "blocks.N.hook_resid_post."
+            f"{name!r} names no layer. Expected a number, blocks.N.hook_resid_pre, "
+            "blocks.N.hook_resid_mid or blocks.N.hook_resid_post. What attention and MLP add, "
+            "hook_attn_out and hook_mlp_out, is no state: model.block_states gives it."
         )
-    return int(found[1]) + (found[2] == "post")
+    return int(found[1]) + _WITHIN[found[2]]

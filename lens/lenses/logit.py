@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from lens.checkpoint import tokenizing
+from lens.checkpoint.adapters import added_by_adapters
 from lens.checkpoint.checkpoint import LAYER_CONVENTION
 from lens.checkpoint.greedy import greedy_target
 from lens.checkpoint.inputs import Inputs
+from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
 from lens.checkpoint.prompts import resolve, resolve_sets, unpadded
 from lens.checkpoint.readout import DirectReadout, Readout
-from lens.errors import PromptError, SelectionError, UnsupportedArchitectureError
+from lens.errors import (
+    PromptError,
+    SelectionError,
+    UnsupportedArchitectureError,
+    UnsupportedModelStateError,
+)
 from lens.lenses.predictions import NO_TOKEN, LayerPredictions, Provenance
 from lens.lenses.projection import Projection, project
 
@@ -30,7 +37,8 @@ def logit_lens(
     checkpoint: "Checkpoint",
     prompt: Any = None,
     *,
-    layers: Sequence[int | str] | None = None,
+    layers: Sequence[Layer | str] | None = None,
+    points: str = "post",
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     lens: str = "output",
@@ -43,7 +51,8 @@ def logit_lens(
 
     `prompt` is text, token ids, a list of either, or a tokenizer's output (input_ids,
     attention_mask); `messages` instead go through the chat
-    template. `layers` (0 .. n_layers) and `positions` may count from the end. `lens` "output"
+    template. `layers` (0 .. n_layers) and `positions` may count from the end; `points` "mid"
+    reads between attention and MLP (layers 0.5, 1.5, ...), "all" there too. `lens` "output"
     reads through W_U, "input" through W_E. `targets` names sets of tokens, {"right": [" Paris"]},
     whose probability each layer reports. `source` feeds the encoder of an encoder-decoder.
 
@@ -53,16 +62,18 @@ def logit_lens(
     if checkpoint.seq2seq and prompt is None and messages is None and source is not None:
         prompt = greedy_target(checkpoint, source)
     batch, alone = _prompts(checkpoint, prompt, messages, truncate=truncate)
-    rows = resolve(layers, checkpoint.n_layers + 1, "layer")
+    rows = resolve_layers(layers, checkpoint.n_layers, points=points)
     columns = [resolve(positions, len(ids), "position") for ids in batch]
     if not 1 <= top_k <= checkpoint.d_vocab:
         raise SelectionError(f"top_k is {top_k}; expected 1 to {checkpoint.d_vocab}.")
     names, sets = resolve_sets(
         checkpoint.tokenizer, dict(targets or {}), d_vocab=checkpoint.d_vocab
     )
-    readout = readout_of(checkpoint, lens)
+    padding = (checkpoint.padding_rows,) if checkpoint.padding_rows else ()
     inputs = checkpoint.inputs_of(batch, source=source)
     states = checkpoint.capture(inputs, layers=sorted({*rows, checkpoint.n_layers}))
+    # After the states: a length at which the model adds rows is learnt on first reading.
+    readout = readout_of(checkpoint, lens)
     results = []
     for index, ids in enumerate(batch):
         at = torch.tensor(columns[index])
@@ -76,7 +87,7 @@ def logit_lens(
             final_readout=checkpoint.readout,
             input_ids=own[at],
             target_ids=target[at],
-            sets=sets,
+            sets=(*sets, *padding),
             top_k=top_k,
             replay_inputs=_whole_row(checkpoint, inputs, index, ids, columns[index]),
         )
@@ -111,6 +122,12 @@ def readout_of(checkpoint: "Checkpoint", lens: str) -> Readout:
         raise UnsupportedArchitectureError(
             f"The input lens needs a direct readout, and this one is {checkpoint.readout.kind}: "
             f'{checkpoint.summary().why_not_direct}. Use lens="output".'
+        )
+    if added_by_adapters(checkpoint.model, "input") is not None:
+        raise UnsupportedModelStateError(
+            "An adapter acts on the lookup, so that W_E is not the matrix in use and the input "
+            "lens would not read what the model looks up. Merge it (merge_and_unload), or use "
+            'lens="output".'
         )
     if checkpoint.tie.is_tied:
         return checkpoint.readout
@@ -147,6 +164,17 @@ def provenance(checkpoint: "Checkpoint", lens: str) -> Provenance:
         versions={name: version(name) for name in ("tied-lens", "torch", "transformers")},
         notes=notes,
     )
+
+
+def _with_notes(source: Provenance, checkpoint: "Checkpoint", rows: list[Layer]) -> Provenance:
+    """What a reader of these rows must know beside the layer convention."""
+    notes = source.notes
+    if any(map(is_mid, rows)):
+        notes = (*notes, "layer l + 0.5 is resid_mid of block l, between its attention and its MLP")
+    if checkpoint.padding_rows:
+        count = f"{len(checkpoint.padding_rows):,} of {checkpoint.d_vocab:,} vocabulary rows"
+        notes = (*notes, f"{count} stand for no token; padding_mass is the probability they get")
+    return dataclasses.replace(source, notes=notes)
 
 
 def _prompts(
@@ -199,7 +227,7 @@ def _predictions(
     projection: Projection,
     *,
     ids: list[int],
-    rows: list[int],
+    rows: list[Layer],
     columns: list[int],
     target: Tensor,
     names: tuple[str, ...],
@@ -213,14 +241,20 @@ def _predictions(
         for field in dataclasses.fields(LayerPredictions)
         if hasattr(projection, field.name)
     }
+    logprobs, padding = projection.set_logprob_bits, None
+    if checkpoint.padding_rows:
+        # They were read as one set more, behind those that were asked for.
+        assert logprobs is not None
+        logprobs, padding = (logprobs[:-1] if sets else None), np.exp2(logprobs[-1])
     return LayerPredictions(
-        **shared,
+        **{**shared, "set_logprob_bits": logprobs},
+        padding_mass=padding,
         input_ids=np.array(ids, dtype=np.int64),
         positions=np.array(columns, dtype=np.int64),
-        layers=np.array(rows, dtype=np.int64),
+        layers=np.array(rows, dtype=np.float64 if any(map(is_mid, rows)) else np.int64),
         target_ids=target.numpy(),
         vocabulary=tokenizing.token_text(checkpoint.tokenizer, sorted(occurring)),
-        provenance=provenance(checkpoint, lens),
+        provenance=_with_notes(provenance(checkpoint, lens), checkpoint, rows),
         set_names=names,
         set_ids=sets,
     )

@@ -1,7 +1,7 @@
 """What one prompt's layers predict: numbers, token ids and where they come from."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from lens.checkpoint.layer_numbers import Layer, layer_name
 from lens.errors import SelectionError
 
 if TYPE_CHECKING:
@@ -50,18 +51,19 @@ class Provenance:
 class LayerPredictions:
     """What each layer predicts at each position of one prompt.
 
-    Layer l is the state after l blocks. Rows are `layers`, columns `positions` (indices into
-    `input_ids`). The column of a position holds the prediction made FROM it. Numbers are bits.
-    Where a position has no target (the last one of a causal prompt), `target_ids` is -1,
-    `target_logprob_bits` NaN and `target_rank` -1. A rank counts tokens with a strictly higher
-    logit: 0 is the best. `self_copy_mass` is the probability given to the position's own input
-    token (NaN where it has none). `vocabulary` maps every id that occurs to its text, for
-    showing only: results are keyed by id.
+    Layer l is the state after l blocks; l + 0.5 the one between attention and MLP of block l.
+    Rows are `layers`, columns `positions` (indices into `input_ids`). The column of a position
+    holds the prediction made FROM it. Numbers are bits. Where a position has no target (the last
+    one of a causal prompt), `target_ids` is -1, `target_logprob_bits` NaN and `target_rank` -1. A
+    rank counts tokens with a strictly higher logit: 0 is the best. `self_copy_mass` is the
+    probability given to the position's own input token (NaN where it has none), `padding_mass`
+    that given to vocabulary rows of no token, None where there are no such rows. `vocabulary` maps
+    every id that occurs to its text, for showing only: results are keyed by id.
     """
 
     input_ids: Int[np.ndarray, " prompt"]
     positions: Int[np.ndarray, " pos"]
-    layers: Int[np.ndarray, " layer"]
+    layers: Int[np.ndarray, " layer"] | Float[np.ndarray, " layer"]
     top_ids: Int[np.ndarray, "layer pos k"]
     top_logprob_bits: Float[np.ndarray, "layer pos k"]
     entropy_bits: Float[np.ndarray, "layer pos"]
@@ -78,6 +80,7 @@ class LayerPredictions:
     set_names: tuple[str, ...] = ()
     set_ids: tuple[tuple[int, ...], ...] = ()
     set_logprob_bits: Float[np.ndarray, "set layer pos"] | None = None
+    padding_mass: Float[np.ndarray, "layer pos"] | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerPredictions):
@@ -94,8 +97,13 @@ class LayerPredictions:
         return (
             f"LayerPredictions({len(self.layers)} layers x {len(self.positions)} positions of "
             f"{len(self.input_ids)} tokens, top {self.top_ids.shape[-1]}; {source.model_id}, "
-            f"{source.lens} lens, {source.readout} readout, {source.tie})"
+            f"{source.lens} lens, {source.readout} readout, {source.tie}{self._padding_words()})"
         )
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Each row as axes and tables show it: "3", "3.5"."""
+        return tuple(layer_name(layer) for layer in self.layers.tolist())
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -136,7 +144,7 @@ class LayerPredictions:
         return self._set_row(name) - self._set_row(other)
 
     def select(
-        self, *, layers: list[int] | None = None, positions: list[int] | None = None
+        self, *, layers: Sequence[Layer] | None = None, positions: list[int] | None = None
     ) -> "LayerPredictions":
         """A new result with only these layers (by number) and positions (indices into the prompt).
 
@@ -186,6 +194,11 @@ class LayerPredictions:
 
         return notebook_bundle(self)
 
+    def _padding_words(self) -> str:
+        if self.padding_mass is None or not self.padding_mass.size:
+            return ""
+        return f"; up to {100 * float(np.nanmax(self.padding_mass)):.2g} % on rows of no token"
+
     def _set_row(self, name: str) -> np.ndarray:
         if self.set_logprob_bits is None or name not in self.set_names:
             known = ", ".join(self.set_names) or "none"
@@ -206,10 +219,10 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _places(held: np.ndarray, wanted: list[int] | None, what: str) -> np.ndarray:
+def _places(held: np.ndarray, wanted: Sequence[Layer] | None, what: str) -> np.ndarray:
     if wanted is None:
         return np.arange(len(held))
-    at = {int(value): place for place, value in enumerate(held)}
+    at = {value: place for place, value in enumerate(held.tolist())}
     missing = [value for value in wanted if value not in at]
     if missing:
         raise SelectionError(f"This result holds no {what} {missing}; it holds {held.tolist()}.")

@@ -25,6 +25,9 @@ from lens.lenses.reduction import reduction_for
 from lens.lenses.rescoring import extra_candidates, rescore
 from lens.lenses.sums import FINAL_TOP, NATS_TO_BITS, OWN, TARGET, Sums
 
+SET_TOKENS = 1024
+"""Tokens of a set whose logits are held at once; rows of no token can be many."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Projection:
@@ -196,8 +199,7 @@ class _Job:
         for name, values in numbers.items():
             self.results[name][chunk.cells.positions if values.ndim == 1 else place] = values
         for number, members in enumerate(self.sets):
-            lse = torch.logsumexp(chunk.group(members).to(torch.float64), dim=-1) * NATS_TO_BITS
-            values = lse.cpu().numpy() - numbers["lse_bits"]
+            values = _lse_bits(chunk, members).cpu().numpy() - numbers["lse_bits"]
             self.results["set_logprob_bits"][(number, *place)] = values
 
     def _again(self, chunk: Chunk, sums: Sums, ids: Tensor) -> Sums:
@@ -214,6 +216,16 @@ class _Job:
         for first, lens, final in chunk.tiles():
             reduction.update(first, lens, final)
         return reduction.sums()
+
+
+def _lse_bits(chunk: Chunk, members: Tensor) -> Float[Tensor, "layer pos"]:
+    """log2 of the sum of e^logit over a set's tokens, a thousand at a time."""
+    parts = [
+        torch.logsumexp(chunk.group(some).to(torch.float64), dim=-1)
+        for some in members.split(SET_TOKENS)
+    ]
+    whole = parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), dim=0)
+    return whole * NATS_TO_BITS
 
 
 def _n_workers(

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens.checkpoint import tokenizing
+from lens.checkpoint.layer_numbers import Layer
 from lens.checkpoint.states import ResidualStates
 from lens.errors import ProvenanceError, SelectionError, ShapeError
 from lens.lenses.logit import provenance, readout_of
@@ -34,7 +35,7 @@ class VectorReadings:
     top_logprob_bits: Float[np.ndarray, "row k"]
     entropy_bits: Float[np.ndarray, " row"]
     shape: tuple[int, ...]
-    layer: int | None
+    layer: Layer | None
     vocabulary: Mapping[int, str]
     provenance: Provenance
 
@@ -69,7 +70,7 @@ def read_vectors(
     checkpoint: "Checkpoint",
     vectors: Tensor | ResidualStates,
     *,
-    layer: int | None = None,
+    layer: Layer | None = None,
     top_k: int = 10,
     lens: str = "output",
 ) -> VectorReadings:
@@ -105,7 +106,7 @@ def read_vectors(
 
 
 def _of_same_model(
-    checkpoint: "Checkpoint", states: ResidualStates, layer: int | None
+    checkpoint: "Checkpoint", states: ResidualStates, layer: Layer | None
 ) -> Float[Tensor, "*rows d_model"]:
     if states.model_hash != checkpoint.model_hash:
         raise ProvenanceError(

@@ -16,7 +16,7 @@ FONT = "'Noto Sans', 'DejaVu Sans', 'Segoe UI', Arial, sans-serif"
 
 def layout(predictions: LayerPredictions, means: LayerMeans, frame: Frame) -> dict[str, Any]:
     """Everything of a plotly layout that is not a trace: sizes, words, axes, marks."""
-    rows = [str(layer) for layer in predictions.layers]
+    rows = predictions.layer_names
     marks = ["↺ " if ruled else "" for ruled in predictions.ruled_by_self_copy]
     return {
         "width": frame.width,
@@ -51,7 +51,7 @@ def layout(predictions: LayerPredictions, means: LayerMeans, frame: Frame) -> di
         "shapes": _row_marks(predictions),
         "annotations": _captions(frame),
         "yaxis": {
-            "title": {"text": "layer (state after that many blocks)", "standoff": 6},
+            "title": {"text": _layer_title(rows), "standoff": 6},
             "tickvals": list(range(len(rows))),
             "ticktext": [mark + row for mark, row in zip(marks, rows, strict=True)],
             "range": [-0.5, len(rows) - 0.5],
@@ -64,6 +64,12 @@ def layout(predictions: LayerPredictions, means: LayerMeans, frame: Frame) -> di
         **_token_axes(predictions, frame),
         **_strip_axes(means, frame),
     }
+
+
+def _layer_title(rows: tuple[str, ...]) -> str:
+    if any("." in row for row in rows):
+        return "layer (l.5: between attention and MLP of block l)"
+    return "layer (state after that many blocks)"
 
 
 def _token_axes(predictions: LayerPredictions, frame: Frame) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def hover_parts(predictions: LayerPredictions) -> list[list[list[str]]]:
         [
             [
                 place,
-                str(layer),
+                layer,
                 *top[row][column],
                 _number(entropy[row][column]),
                 _number(kl[row][column]),
@@ -189,7 +189,7 @@ def hover_parts(predictions: LayerPredictions) -> list[list[list[str]]]:
             ]
             for column, place in enumerate(places)
         ]
-        for row, layer in enumerate(predictions.layers.tolist())
+        for row, layer in enumerate(predictions.layer_names)
     ]
 
 

@@ -48,9 +48,9 @@ def _of_last(predictions: LayerPredictions, row: int) -> str:
     answer = id_label(predictions.final_top_ids[-1], shown)
     n_layers = predictions.provenance.n_layers
     if row == len(predictions.layers):
-        last = predictions.layers[-1]
+        last = predictions.layer_names[-1]
         return f"The model's answer {answer} is not top-1 at layer {last}, the last one read"
-    layer = predictions.layers[row]
+    layer = predictions.layer_names[row]
     return f"The model's answer {answer} is top-1 from layer {layer} of {n_layers} on"
 
 
@@ -62,5 +62,5 @@ def _of_all(predictions: LayerPredictions, rows: Int[np.ndarray, " pos"]) -> str
     half = np.sort(rows)[(count + 1) // 2 - 1]
     return (
         f"half of the {count} positions hold the model's final top-1 "
-        f"from layer {predictions.layers[half]} on"
+        f"from layer {predictions.layer_names[half]} on"
     )

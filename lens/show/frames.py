@@ -23,8 +23,9 @@ def predictions_to_frame(predictions: LayerPredictions) -> pd.DataFrame:
     `layer`, `position`; `input_id`, `target_id`, `final_top_id` with their texts beside them
     (`input_token`, ...); `top_1_id`, `top_1_token`, `top_1_logprob_bits`, then `top_2_...`;
     entropy, KL(final ‖ layer), log-probabilities in bits; ranks (0 = first); `self_copy_mass`
-    (0 to 1); `set_NAME_logprob_bits` for each target set. No token is id -1 and text "". Texts
-    are as the tokenizer gives them; what UTF-8 cannot hold is written \\\\udce2.
+    (0 to 1); `padding_mass` where there are vocabulary rows of no token;
+    `set_NAME_logprob_bits` for each target set. No token is id -1 and text "". Texts are as the
+    tokenizer gives them; what UTF-8 cannot hold is written \\\\udce2.
 
     Example: `predictions.to_frame().query("layer == 12")`.
     """
@@ -53,6 +54,8 @@ def predictions_to_frame(predictions: LayerPredictions) -> pd.DataFrame:
         )
     for column, field in PER_CELL.items():
         columns[column] = getattr(predictions, field).reshape(-1)
+    if predictions.padding_mass is not None:
+        columns["padding_mass"] = predictions.padding_mass.reshape(-1)
     if predictions.set_logprob_bits is not None:
         for name, values in zip(
             set_columns(predictions.set_names), predictions.set_logprob_bits, strict=True

@@ -60,7 +60,7 @@ def heatmap(
     figure = go.Figure(layout={"template": go.layout.Template()})
     figure.add_traces(_map(predictions, chosen, frame))
     figure.add_trace(_outlines(predictions))
-    figure.add_traces(strip_traces(means, [str(layer) for layer in predictions.layers]))
+    figure.add_traces(strip_traces(means, list(predictions.layer_names)))
     return figure.update_layout(layout(predictions, means, frame))
 
 

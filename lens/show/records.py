@@ -19,6 +19,8 @@ _ARRAYS = tuple(
 )
 # Not per (layer, position): they stand in the header, so that no table repeats or loses them.
 _IN_HEADER = ("input_ids", "positions", "layers", "target_ids", "final_top_ids")
+# Absent in some results, and then None.
+_OPTIONAL = ("set_logprob_bits", "padding_mass")
 _SURROGATE = "utf8_surrogatepass"
 
 
@@ -65,8 +67,8 @@ def rebuilt(head: dict[str, Any], arrays: dict[str, Any]) -> LayerPredictions:
     given = {**arrays, **{name: head[name] for name in _IN_HEADER}}
     fields: dict[str, Any] = {}
     for name in _ARRAYS:
-        kind = head["dtypes"][name]
-        if kind is None and name == "set_logprob_bits":
+        kind = head["dtypes"].get(name) if name in _OPTIONAL else head["dtypes"][name]
+        if kind is None and name in _OPTIONAL:
             fields[name] = None
             continue
         array = np.asarray(given[name], dtype=np.dtype(kind))

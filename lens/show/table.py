@@ -55,7 +55,7 @@ def _row(
 ) -> str:
     mark = "↺ " if predictions.ruled_by_self_copy[row] else ""
     cells = "".join(_cell(predictions, row, column, shown) for column in columns.tolist())
-    return f"<tr><th>{mark}{predictions.layers[row]}</th>{cells}</tr>"
+    return f"<tr><th>{mark}{predictions.layer_names[row]}</th>{cells}</tr>"
 
 
 def _cell(predictions: LayerPredictions, row: int, column: int, shown: dict[int, str]) -> str:

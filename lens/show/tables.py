@@ -125,6 +125,8 @@ def _from_columns(head: dict[str, Any], columns: Mapping[str, Any]) -> LayerPred
     if found != n_layers * n_positions:
         raise ValueError(f"{found} rows where {n_layers} x {n_positions} were written")
     arrays: dict[str, Any] = {field: columns[name] for name, field in PER_CELL.items()}
+    if head["dtypes"].get("padding_mass") is not None:
+        arrays["padding_mass"] = columns["padding_mass"]
     for field, kind in (("top_ids", "id"), ("top_logprob_bits", "logprob_bits")):
         parts = [np.asarray(columns[f"top_{rank + 1}_{kind}"]) for rank in range(k)]
         arrays[field] = np.stack(parts, axis=-1) if parts else np.empty(0)
@@ -166,6 +168,8 @@ def _cells(values: np.ndarray) -> list[Any]:
 def _parsed(name: str, cells: Sequence[str]) -> list[Any]:
     if name.endswith("_token"):
         return list(cells)
-    if name in ("layer", "position") or name.endswith(("_id", "_rank")):
+    if name == "layer":
+        return [float(cell) if "." in cell else int(cell) for cell in cells]
+    if name == "position" or name.endswith(("_id", "_rank")):
         return [int(cell) for cell in cells]
     return [float(cell) if cell else math.nan for cell in cells]

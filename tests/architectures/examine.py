@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lens.checkpoint.capturing import capture_parts
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.origin import Origin
 from lens.checkpoint.proof import same_numbers
 from lens.checkpoint.readout import DirectReadout, Step
 from lens.checkpoint.replay import logits_of
-from lens.errors import LensError
+from lens.errors import LensError, UnsupportedArchitectureError
 from tests.architectures.build import Architecture
 from tests.architectures.shrink import D_VOCAB
 
@@ -40,6 +41,8 @@ class Row:
     final_norm: str = ""
     layout: str = ""
     target: str = ""
+    mid: str = ""
+    why_no_mid: str = ""
     steps: str = ""
     why: str = ""
     seconds: float = 0.0
@@ -62,12 +65,15 @@ def examine(architecture: Architecture) -> Row:
         )
     except LensError as error:
         return Row(**who, status=REFUSED, why=_one_line(error))
-    trouble = trouble_of(point)
+    mid, why_no_mid, trouble = mid_of(point)
+    trouble = trouble_of(point) or trouble
     seconds = time.perf_counter() - started
     return Row(
         **who,
         status=WRONG if trouble else EXACT,
         **_facts(point),
+        mid=mid,
+        why_no_mid=why_no_mid,
         why=trouble or point.summary().why_not_direct or "",
         seconds=round(seconds, 2),
     )
@@ -100,6 +106,20 @@ def trouble_of(point: Checkpoint) -> str:
         ):
             return f"direct differs at the {which} state"
     return ""
+
+
+def mid_of(point: Checkpoint) -> tuple[str, str, str]:
+    """Whether resid_mid is offered, why not, and what is wrong with it on unseen inputs."""
+    try:
+        _ = point.mid
+    except UnsupportedArchitectureError as error:
+        reason = str(error).partition(" has no resid_mid: ")[2].partition(". Missing step")[0]
+        return "no", reason, "" if reason else f"refused without a reason: {error}"
+    try:
+        capture_parts(point, some_inputs(point), range(point.n_layers))
+    except LensError as error:
+        return "yes", "", f"resid_mid: {error}"
+    return "yes", "", ""
 
 
 def _own_logits(point: Checkpoint, inputs: Inputs) -> Tensor:

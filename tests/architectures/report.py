@@ -7,6 +7,7 @@ Tiny random weights, one thread; rows in `--kept` are taken from there, so a run
 
 import argparse
 import datetime
+import re
 import statistics
 import time
 from collections import Counter
@@ -33,6 +34,7 @@ COLUMNS = (
     ("final norm", "final_norm"),
     ("residual layout", "layout"),
     ("target", "target"),
+    ("resid_mid", "mid"),
 )
 _NAMES = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -65,7 +67,9 @@ def page(rows: list[Row], supported: set[str], timings: list[str], date: str) ->
         "",
         "**direct**: the readout is composed of the model's own final norm, unembedding, bias,",
         "scale and cap. **replay**: the model's own tail runs on the state. *tied* is the class's",
-        "default. *target*: the token that a position is scored against, measured.",
+        "default. *target*: the token that a position is scored against, measured. *resid_mid*: a",
+        "state between attention and MLP was found and proved: on inputs that were not seen then,",
+        "resid_pre + attn_out is resid_mid and resid_mid + mlp_out is resid_post in every block.",
         "",
         *_counts(rows, supported),
         "",
@@ -76,7 +80,7 @@ def page(rows: list[Row], supported: set[str], timings: list[str], date: str) ->
         parts.append("| " + " | ".join(title for title, _ in COLUMNS) + " |")
         parts.append("|" + "---|" * len(COLUMNS))
         parts += [table_line(row) for row in rows if row.mapping == mapping]
-    parts += ["", *_reasons(rows)]
+    parts += ["", *_reasons(rows), "", *_reasons_for_no_mid(rows)]
     return "\n".join(parts) + "\n"
 
 
@@ -84,15 +88,16 @@ def _counts(rows: list[Row], supported: set[str]) -> list[str]:
     lines = [
         "## Counts",
         "",
-        "| mapping | classes | exact | of these direct | replay | refused | not built | wrong or "
-        "crashed | in TransformerLens' registry |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| mapping | classes | exact | of these direct | replay | with resid_mid | refused | "
+        "not built | wrong or crashed | in TransformerLens' registry |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for mapping in (*MAPPINGS, "all"):
         of = [row for row in rows if mapping in (row.mapping, "all")]
         status, kind = Counter(r.status for r in of), Counter(r.readout for r in of)
         known = sum(row.model_class in supported for row in of)
-        cells = (mapping, len(of), status[EXACT], kind["direct"], kind["replay"], status[REFUSED])
+        cells = (mapping, len(of), status[EXACT], kind["direct"], kind["replay"])
+        cells += (sum(row.mid == "yes" for row in of), status[REFUSED])
         cells += (status[UNBUILT], status[WRONG] + status[CRASHED], known)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return [
@@ -108,6 +113,19 @@ def _reasons(rows: list[Row]) -> list[str]:
     for row in rows:
         if row.why and (row.status != EXACT or row.readout != "direct"):
             lines.append(f"- `{row.model_class}` ({row.status} {row.readout}): {row.why}")
+    return lines
+
+
+def _reasons_for_no_mid(rows: list[Row]) -> list[str]:
+    """Each reason once, with the classes that it holds of."""
+    classes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why_no_mid:
+            reason = re.sub(r"block \d+", "a block", row.why_no_mid)
+            classes.setdefault(reason, []).append(f"`{row.model_class}`")
+    lines = ["## Why no resid_mid", ""]
+    for reason, names in sorted(classes.items(), key=lambda one: -len(one[1])):
+        lines.append(f"- {len(names)}: {reason}. {', '.join(names)}")
     return lines
 
 

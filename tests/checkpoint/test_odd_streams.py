@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import lens
+from lens.checkpoint import proof
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.layout import Layout, layouts_of_rows, plain_layout
 from lens.checkpoint.listening import listening
@@ -116,3 +117,44 @@ def test_an_odd_stream_is_read_edited_and_described(name: str) -> None:
             assert not torch.equal(own_logits(point, inputs)[:, 2], plain[:, 2])
     described = point.summary().residual_layout
     assert described != "state batch pos d"
+
+
+@pytest.mark.parametrize("mapping", ["causal", "masked"])
+@pytest.mark.parametrize("length", [16, 17, 30, 32])
+def test_rows_that_come_behind_longer_prompts_are_learnt_and_left_out(
+    mapping: str, length: int
+) -> None:
+    """Reformer fills prompts that are longer than a chunk of 16 up to a multiple of it."""
+    found = (a for a in architectures() if a.model_type == "reformer" and a.mapping == mapping)
+    model = next(found).build()
+    point = lens.load(model)
+    ids = [20 + i % 7 for i in range(length)]
+    predictions = point.logit_lens(ids)
+    assert predictions.top_ids.shape[:2] == (point.n_layers + 1, length)
+    assert (predictions.kl_bits[-1] == 0).all()
+    assert point.trunk.layout.padded is (length % 16 != 0)
+    seen = []
+    with torch.no_grad():
+        inputs = point.inputs_of([ids])
+        point.trunk.blocks[-1].register_forward_hook(lambda m, a, out: seen.append(out))
+        truth = own_logits(point, inputs)
+    last = point.trunk.output_slot.get(seen[-1])[:, :length]
+    assert torch.equal(point.readout.logits(last), truth)
+    # Short prompts are read as before.
+    assert (point.logit_lens([20, 21, 22]).kl_bits[-1] == 0).all()
+
+
+def test_rows_that_cannot_be_told_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = _point("reformer")
+    monkeypatch.setattr(proof, "layouts_of_rows", lambda *args, **options: ())
+    with pytest.raises(CaptureError, match="does not show which are the prompt's"):
+        point.logit_lens(list(range(20, 40)))
+
+
+def test_a_readout_that_fails_at_a_longer_prompt_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = _point("reformer")
+    monkeypatch.setattr(proof, "same_numbers", lambda a, b: False)
+    with pytest.raises(CaptureError, match="its readout is not the model's there"):
+        point.logit_lens(list(range(20, 40)))

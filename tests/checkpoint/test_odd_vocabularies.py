@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import lens
 from lens.errors import PromptError, UnsupportedArchitectureError
+from lens.lenses import projection
 from tests.checkpoint.tiny import BY_NAME, D_VOCAB
 
 N_TOKENS = 150
@@ -64,6 +65,33 @@ def test_the_mass_on_rows_of_no_token_is_reported_as_a_set() -> None:
     assert mass.max() > 0.01
     gone = point.logit_lens(TEXT, targets={"padding": point.padding_rows}, mask_padding_rows=True)
     assert np.isneginf(gone.set_logprob_bits).all()
+
+
+@pytest.mark.parametrize("tokens_at_once", [1024, 3])
+def test_the_mass_on_rows_of_no_token_is_told_without_being_asked_for(
+    tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection, "SET_TOKENS", tokens_at_once)
+    point = _model()
+    found = point.logit_lens(TEXT, targets={"seven": [7]})
+    mass = point.readout.logits(point.residual_states(TEXT).states).double().softmax(-1)
+    assert found.padding_mass is not None
+    np.testing.assert_allclose(found.padding_mass, mass[..., N_TOKENS:].sum(-1), rtol=1e-4)
+    assert found.set_names == ("seven",)
+    np.testing.assert_allclose(found.set_probability("seven"), mass[..., 7], rtol=1e-4)
+    most = f"{100 * found.padding_mass.max():.2g} % on rows of no token"
+    assert most in repr(found)
+    assert found.padding_mass.max() > 0.01
+    np.testing.assert_array_equal(
+        found.to_frame()["padding_mass"], found.padding_mass.ravel().astype(float)
+    )
+    assert any("10 of 160 vocabulary rows" in note for note in found.provenance.notes)
+    assert not point.logit_lens(TEXT, mask_padding_rows=True).padding_mass.any()
+    plain = _model(n_tokens=D_VOCAB).logit_lens(TEXT)
+    assert plain.padding_mass is None
+    assert "no token" not in repr(plain)
+    assert "padding_mass" not in plain.to_frame()
+    assert lens.load(BY_NAME["llama"].build()).logit_lens([5, 6]).padding_mass is None
 
 
 def test_rows_of_no_token_are_named_by_their_id() -> None:

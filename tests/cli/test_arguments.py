@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from lens.cli_text import messages_from, numbers_from, prompt_from, sets_from, text_from
+from lens.cli_text import (
+    layers_from,
+    messages_from,
+    numbers_from,
+    prompt_from,
+    sets_from,
+    text_from,
+)
 
 
 class Bytes(io.TextIOWrapper):
@@ -128,3 +135,15 @@ def test_one_prompt_is_given_in_one_way() -> None:
         prompt_from(None, None, None)
     with pytest.raises(typer.BadParameter, match="found TEXT and --ids"):
         prompt_from("text", "1", None)
+
+
+def test_layers_are_whole_and_half_numbers() -> None:
+    assert layers_from("0,6.5, -1", "--layers") == [0, 6.5, -1]
+    assert [type(one) for one in layers_from("0,6.5", "--layers") or ()] == [int, float]
+    assert layers_from(None, "--layers") is None
+
+
+@pytest.mark.parametrize("text", ["", "one", "1,,2", "0.25", "nan", "inf"])
+def test_other_layers_are_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="not a list of layers"):
+        layers_from(text, "--layers")

@@ -56,6 +56,35 @@ def test_a_data_file_reads_back_equal_to_the_reading(
     assert capsys.readouterr().out == f"Wrote {path}\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        (["--points", "mid"], ["0.5", "1.5"]),
+        (["--points", "all"], ["0", "0.5", "1", "1.5", "2"]),
+        (["--layers", "1.5,-1"], ["1.5", "2"]),
+    ],
+)
+def test_rows_within_blocks_have_half_numbers(
+    tiny: Path, capsys: pytest.CaptureFixture[str], options: list[str], layers: list[str]
+) -> None:
+    assert lens_run(tiny, PROMPT, *options) == 0
+    lines = capsys.readouterr().out.strip().split("\n")[2:]
+    assert [line.split()[0] for line in lines] == layers
+
+
+def test_the_mass_on_rows_of_no_token_has_a_column_where_there_are_some(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lens_run(tiny, PROMPT) == 0
+    assert "no token" not in capsys.readouterr().out
+    model = lens.load(tiny)
+    model.model.resize_token_embeddings(model.d_vocab + 5, mean_resizing=False)
+    model.model.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    assert lens_run(tmp_path, PROMPT) == 0
+    assert "p(no token)" in capsys.readouterr().out.strip().split("\n")[0]
+
+
 def test_with_two_target_sets_the_table_shows_their_difference(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,25 @@ def test_an_adapter_on_the_head_is_read_by_replay(tied: bool) -> None:
     assert "joins 2 paths" in str(point.summary().why_not_direct)
 
 
+def test_an_adapter_on_the_lookup_alone_is_told_beside_the_tie(tied: bool) -> None:
+    model = _adapted("llama", tied, target_modules=["embed_tokens"])
+    point = exact(model, run=model)
+    layer = model.base_model.model.model.embed_tokens
+    a, b = layer.lora_embedding_A["default"], layer.lora_embedding_B["default"]
+    most = float((b @ a * layer.scaling["default"]).detach().abs().max())
+    told = [sentence for sentence in point.tie.contradictions if "matrix in use" in sentence]
+    assert len(told) == (1 if tied else 0)
+    assert all(f"max |difference| {most:.3g}" in sentence for sentence in told)
+    with pytest.raises(UnsupportedModelStateError, match="adapter acts on the lookup"):
+        point.logit_lens([5, 6, 7], lens="input")
+    # Switched off, or merged, there is one matrix in use, and it is the parameter.
+    with model.disable_adapter():
+        assert not any("in use" in one for one in lens.load(model).tie.contradictions)
+    merged = _adapted("llama", tied, target_modules=["embed_tokens"])
+    merged.merge_adapter()
+    assert not any("in use" in one for one in lens.load(merged).tie.contradictions)
+
+
 def test_learned_tokens_before_the_prompt_are_refused(tied: bool) -> None:
     import peft
 

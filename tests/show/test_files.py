@@ -57,6 +57,10 @@ CASES = {
     "no position": lambda: made().select(positions=[]),
     "no layer": lambda: made().select(layers=[]),
     "notes": lambda: made(notes=("cut, at 12\n", '"\\', "\udcff")),
+    "rows of no token": lambda: replace(
+        made(), padding_mass=np.random.default_rng(1).random((13, 12), dtype=np.float32)
+    ),
+    "layers and mids": lambda: replace(made(layers=5), layers=np.array([0, 0.5, 1, 1.5, 2])),
     "small ints": lambda: replace(made(), top_ids=made().top_ids.astype(np.int32)),
     "masked": lambda: made(target="same", revision="step1000"),
 }
