@@ -222,6 +222,19 @@ def test_an_encoder_decoder_has_three_pairs_and_saves_two_of_three_matrices() ->
     assert tie.flags["scale_decoder_outputs"]
 
 
+def test_t5_scales_its_decoders_output_by_a_flag_of_its_own() -> None:
+    """The tie stays what it is, and each logit is d^-1/2 of what it would be."""
+    model = BY_NAME["t5"].build()
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        scaled = model(input_ids=ids, decoder_input_ids=ids).logits
+        model.config.scale_decoder_outputs = False
+        plain = model(input_ids=ids, decoder_input_ids=ids).logits
+    assert torch.equal(scaled, plain / 8)
+    tie = report(model)
+    assert (tie.verdict, tie.flags["scale_decoder_outputs"]) == (SHARED_PARAMETER, False)
+
+
 def test_an_encoder_lookup_of_its_own_is_seen_beside_a_tied_decoder() -> None:
     model = BY_NAME["bart"].build()
     model.model.encoder.embed_tokens = copy.deepcopy(model.model.encoder.embed_tokens)
