@@ -4,6 +4,7 @@ For one backward pass the lookup and the unembedding are given two leaves of the
 that autograd itself tells the paths apart, whatever scales, caps and norms stand between. On a
 tied model the parts must add up to the gradient of the one matrix; on an untied model they are
 the gradients of its two. Source: Press and Wolf, arXiv:1608.05859, section 3.
+What Adam makes of the paths stands beside them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from lens.checkpoint.matrices import NamedMatrix, named_matrices
 from lens.checkpoint.replay import logits_of
 from lens.checkpoint.untouched import untouched
 from lens.errors import SelectionError, UnsupportedArchitectureError, UnsupportedModelStateError
+from lens.measuring.adam_paths import AdamPaths, AdamSettings, Matrices
+from lens.measuring.path_shares import PathShares, path_shares, share_and_cosine
 from lens.measuring.training_batches import IGNORED, TrainingBatch, training_batches
 
 if TYPE_CHECKING:
@@ -42,6 +45,10 @@ class GradientPaths:
     first, and one of those that do not. `batch_*` hold one number for each batch. `law_error` is
     the largest relative distance between the sum of the paths and autograd's gradient of the one
     matrix, NaN where the model is untied.
+
+    `adam` are the paths' parts of the step that Adam takes after these batches, each batch one
+    gradient, at fixed weights: of a tied matrix with the one size that it has, of two matrices
+    with each its own. `adam_otherwise` is the other of the two, None where shapes differ.
     """
 
     model_id: str
@@ -60,6 +67,8 @@ class GradientPaths:
     loss_bits: float
     n_targets: int
     law_error: float
+    adam: PathShares
+    adam_otherwise: PathShares | None
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, text) pairs for a reader."""
@@ -75,6 +84,10 @@ class GradientPaths:
         ]
         if np.isfinite(self.law_error):
             rows.append(("parts against whole", f"off by {self.law_error:.1e} of its norm"))
+        rows.append(("Adam's output share", f"{_in_words(self.adam)} (of its step)"))
+        if self.adam_otherwise is not None:
+            other = "a size for each path" if np.isfinite(self.law_error) else "one size for both"
+            rows.append((f"Adam, {other}", _in_words(self.adam_otherwise)))
         return rows
 
     def group_rows_text(self) -> list[tuple[str, str]]:
@@ -84,14 +97,15 @@ class GradientPaths:
             (
                 name,
                 f"{rows:,} rows: output share {share:.3f}, cosine {cosine:+.3f}, "
-                f"norms {', '.join(f'{n:.3g}' for n in norms)}",
+                f"norms {', '.join(f'{n:.3g}' for n in norms)}; of Adam's step {step:.3f}",
             )
-            for name, rows, share, cosine, norms in zip(
+            for name, rows, share, cosine, norms, step in zip(
                 [*names, "rows not used"],
                 self.group_rows,
                 self.group_output_share,
                 self.group_cosine,
                 self.group_norms,
+                self.adam.group_output_share,
                 strict=True,
             )
             if rows
@@ -117,6 +131,7 @@ def gradients(
     max_targets: int = 8192,
     masked_share: float = 0.15,
     mask_id: int | None = None,
+    adam: AdamSettings | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> GradientPaths:
@@ -125,7 +140,8 @@ def gradients(
     `corpus` is what `read_corpus` takes; for an encoder-decoder a list of (source, target) pairs of
     texts or ids. A causal model is scored on next tokens, a masked one on `masked_share` of the
     positions, which `mask_id` (the tokenizer's mask token) replaces. Batches are drawn in a seeded
-    order until `max_targets` is reached. Weights and gradients of the model stay as they are.
+    order until `max_targets` is reached. `adam` holds that optimiser's constants, torch's by
+    default. Weights and gradients of the model stay as they are.
 
     Raises UnsupportedArchitectureError where the paths do not add up to autograd's own gradient,
     UnsupportedModelStateError, PromptError, SelectionError, TokenizerError.
@@ -144,11 +160,14 @@ def gradients(
         seed=seed,
     )
     total: dict[str, Tensor] = {}
+    as_it_is, otherwise = _ways(checkpoint)
+    optimiser = AdamPaths(adam or AdamSettings(), [as_it_is, otherwise or as_it_is])
     shares, cosines, errors, loss, count = [], [], [], 0.0, 0
     for done, batch in enumerate(batches):
         parts = batch_gradients(checkpoint, batch.inputs, batch.targets, whole=done == 0)
         errors += _law_errors(checkpoint, parts)
-        share, cosine = _share_and_cosine(list(parts.by_path.values()))
+        optimiser.add({path: g.float() / parts.n_targets for path, g in parts.by_path.items()})
+        share, cosine = share_and_cosine(list(parts.by_path.values()))
         shares.append(share)
         cosines.append(cosine)
         for path, gradient in parts.by_path.items():
@@ -158,10 +177,25 @@ def gradients(
             progress(done + 1, len(batches))
     for gradient in total.values():
         gradient /= count
-    return _summary(
-        checkpoint,
-        total,
-        _groups(batches, max(g.shape[0] for g in total.values())),
+    groups = _groups(batches, max(g.shape[0] for g in total.values()))
+    paths, found = tuple(total), path_shares(list(total.values()), groups)
+    total.clear()  # of the size of the matrices: freed before Adam's are made
+    return GradientPaths(
+        model_id=checkpoint.origin.model_id,
+        tie=checkpoint.tie.verdict,
+        paths=paths,
+        norms=found.norms,
+        output_share=found.output_share,
+        additive_share=found.additive_share,
+        cosine=found.cosine,
+        group_rows=np.array([len(rows) for rows in groups]),
+        group_norms=found.group_norms,
+        group_output_share=found.group_output_share,
+        group_cosine=found.group_cosine,
+        adam=path_shares(list(optimiser.steps(as_it_is).values()), groups),
+        adam_otherwise=None
+        if otherwise is None
+        else path_shares(list(optimiser.steps(otherwise).values()), groups),
         batch_output_share=np.array(shares),
         batch_cosine=np.array(cosines),
         loss_bits=loss / count / float(np.log(2)),
@@ -260,16 +294,6 @@ def _law_errors(checkpoint: "Checkpoint", parts: BatchGradients) -> list[float]:
     return [error]
 
 
-def _share_and_cosine(parts: Sequence[Tensor]) -> tuple[float, float]:
-    norms = [float(g.double().norm()) for g in parts]
-    share = norms[-1] / max(sum(norms), 1e-300)
-    if any(g.shape != parts[-1].shape for g in parts):
-        return share, float("nan")
-    into = torch.stack([g.double() for g in parts[:-1]]).sum(0)
-    product = float((into * parts[-1].double()).sum())
-    return share, product / max(float(into.norm()) * norms[-1], 1e-300)
-
-
 def _groups(batches: Sequence[TrainingBatch], n_rows: int) -> list[Int[np.ndarray, "_"]]:
     """Rows by frequency: ten groups of those that occur, most frequent first; those that do not."""
     counts = np.zeros(n_rows, dtype=np.int64)
@@ -280,37 +304,26 @@ def _groups(batches: Sequence[TrainingBatch], n_rows: int) -> list[Int[np.ndarra
     return [*np.array_split(order[:occurring], N_GROUPS), order[occurring:]]
 
 
-def _summary(
-    checkpoint: "Checkpoint",
-    total: dict[str, Tensor],
-    groups: list[Int[np.ndarray, "_"]],
-    **more: Any,
-) -> GradientPaths:
-    parts = list(total.values())
-    share, cosine = _share_and_cosine(parts)
-    alike = all(g.shape == parts[-1].shape for g in parts)
-    additive = float("nan")
-    if alike:
-        whole = torch.stack([g.double() for g in parts]).sum(0)
-        additive = float((parts[-1].double() * whole).sum() / whole.square().sum())
-    group_norms, group_share, group_cosine = [], [], []
-    for rows in groups:
-        chosen = [g[torch.from_numpy(rows[rows < g.shape[0]]).to(g.device)] for g in parts]
-        group_norms.append([float(g.double().norm()) for g in chosen])
-        one_share, one_cosine = _share_and_cosine(chosen)
-        group_share.append(one_share)
-        group_cosine.append(one_cosine)
-    return GradientPaths(
-        model_id=checkpoint.origin.model_id,
-        tie=checkpoint.tie.verdict,
-        paths=tuple(total),
-        norms=np.array([float(g.double().norm()) for g in parts]),
-        output_share=share,
-        additive_share=additive,
-        cosine=cosine,
-        group_rows=np.array([len(rows) for rows in groups]),
-        group_norms=np.array(group_norms),
-        group_output_share=np.array(group_share),
-        group_cosine=np.array(group_cosine),
-        **more,
-    )
+def _ways(checkpoint: "Checkpoint") -> tuple[Matrices, Matrices | None]:
+    """Which paths lead into one matrix here; and otherwise: all into one, or each into its own.
+
+    None for the other where matrices of different shapes cannot be one.
+    """
+    matrices = named_matrices(checkpoint.model, checkpoint.readout, seq2seq=checkpoint.seq2seq)
+    roles = [matrix.role for matrix in matrices]
+    ties = {(pair.first_role, pair.second_role) for pair in checkpoint.tie.pairs if pair.is_tied}
+    here: list[tuple[str, ...]] = []
+    for role in roles:
+        place = next((i for i, one in enumerate(here) if (one[0], role) in ties), None)
+        if place is None:
+            here.append((role,))
+        else:
+            here[place] = (*here[place], role)
+    if len(here) == 1:
+        return tuple(here), tuple((role,) for role in roles)
+    alike = len({tuple(matrix.tensor.shape) for matrix in matrices}) == 1
+    return tuple(here), (tuple(roles),) if alike else None
+
+
+def _in_words(shares: PathShares) -> str:
+    return f"{shares.output_share:.3f}, additive {shares.additive_share:.3f}"
