@@ -31,12 +31,12 @@ _ERROR = 1e-4
 class Attribution:
     """One logit (natural units) as a sum of parts and a constant.
 
-    `kinds` are "embedding", "attention", "mixer" (state space), "mlp", or "block" where a block
-    could not be split;
-    `layers` their blocks (-1 for the embedding), `parts` what each adds. `constant` is what no
-    block writes: biases, and the norm's bias through W_U. `heads` [block, head] and `neurons` are
-    NaN and empty where a module does not end in one linear map. `quantity` says which number it
-    is; a difference of two tokens where `against` is not None.
+    `kinds` are "embedding", "attention", "cross-attention" (to an encoder), "mixer" (state space),
+    "mlp", or "block" where a block could not be split; `layers` their blocks (-1 for the
+    embedding), `parts` what each adds. `constant` is what no block writes: biases, and the norm's
+    bias through W_U. `heads` [block, head] and `neurons` are NaN and empty where a module does not
+    end in one linear map or a norm of it. `quantity` says which number it is; a difference of two
+    tokens where `against` is not None.
     """
 
     model_id: str

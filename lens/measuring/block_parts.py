@@ -1,7 +1,8 @@
 """What each block adds to the residual state, split into its attention and its MLP where proved.
 
 The modules are found by what they return: those whose outputs, each times one number, add up to
-what the block added. Heads and neurons are the columns of the last linear map inside them.
+what the block added, or those whose outputs are added to the stream inside of others (T5). Heads
+and neurons are the columns of the last linear map inside them, through a norm that follows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,21 +15,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lens.checkpoint.additions import Passage, passages
 from lens.checkpoint.trunk import Trunk
+from lens.measuring.frozen_norm import frozen_norm
 
 _MISFIT = 1e-5
 _MOST_PARTS = 3
-_KINDS = {"mixer": "mixer", "ssm": "mixer", "att": "attention"}
+_KINDS = {
+    "mixer": "mixer",
+    "ssm": "mixer",
+    "cross": "cross-attention",
+    "encdec": "cross-attention",
+    "encoder_att": "cross-attention",
+    "att": "attention",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Write:
     """What one module of a block adds at one position.
 
-    `kind` is "attention", "mixer", "mlp" or "block"; `pieces` are the inputs of the last linear
-    map inside
-    it times its columns, unsummed: `activation` [width] and `columns` [d_model, width], with the
-    map's own bias apart. None where the module ends in something else.
+    `kind` is "attention", "cross-attention", "mixer", "mlp" or "block". `activation` [width] is the
+    input of the last linear map inside and `columns` [d_model, width] that map, with the scale at
+    this position of a norm that follows; biases stand apart. None where the module ends in
+    something else.
     """
 
     kind: str
@@ -54,14 +64,14 @@ def block_writes(
 ) -> tuple[Float[Tensor, " d_model"], list[Write]]:
     """The embedding's state at a position, and every write to it after, in order."""
     with _recorded(trunk, length) as calls:
-        run()
+        heard = passages(trunk, run, length=length)
     state = calls[0].before
     assert state is not None
     writes = []
     for layer, call in enumerate(calls):
         assert call.before is not None
         assert call.after is not None
-        writes += _writes(call, state, layer, position)
+        writes += _writes(call, heard[layer], state, layer, position)
         state = call.after
     start = calls[0].before
     assert start is not None
@@ -105,10 +115,12 @@ def _recorded(trunk: Trunk, length: int) -> Iterator[list[_Call]]:
             handle.remove()
 
 
-def _writes(call: _Call, before: Tensor, layer: int, position: int) -> list[Write]:
+def _writes(
+    call: _Call, passage: Passage, before: Tensor, layer: int, position: int
+) -> list[Write]:
     assert call.after is not None
     added = call.after.double() - before.double()
-    found = _adding_up(call, added)
+    found = _adding_up(call, added) or _added_inside(call, passage)
     if found is None:
         return [Write("block", layer, "block", added[0, position])]
     writes = []
@@ -148,6 +160,24 @@ def _adding_up(call: _Call, added: Tensor) -> list[tuple[str, nn.Module, Tensor,
     return None
 
 
+def _added_inside(
+    call: _Call, passage: Passage
+) -> list[tuple[str, nn.Module, Tensor, float]] | None:
+    """The outermost module that returned each of several additions to the stream, if one did."""
+    found = []
+    for added in passage.added:
+        made = [
+            (path, module)
+            for path, module, output, _ in call.outputs
+            if output.numel() == added.numel() and torch.equal(output.reshape(added.shape), added)
+        ]
+        if not made:
+            return None
+        path, module = min(made, key=lambda one: one[0].count("."))
+        found.append((path, module, added.double(), 1.0))
+    return found if len(found) > 1 else None
+
+
 def _nested(paths: list[str]) -> bool:
     return any(a != b and b.startswith(f"{a}.") for a in paths for b in paths)
 
@@ -165,6 +195,27 @@ def _pieces(
         if torch.equal(made.double().reshape(value.shape), value):
             rows = given.double().reshape(*value.shape[:2], -1)
             return rows[0, position], factor * matrix.detach().double()
+    return _pieces_before_norm(call, name, module, value, factor, position)
+
+
+def _pieces_before_norm(
+    call: _Call, name: str, norm: nn.Module, value: Tensor, factor: float, position: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The same where the module is a norm of what a linear map gave (Gemma 2, OLMo 2)."""
+    normed = next((given for path, _, _, given in call.outputs if path == name), None)
+    if normed is None or normed.shape != value.shape:
+        return None, None
+    for _, inner, made, given in call.outputs:
+        matrix = _matrix(inner)
+        if matrix is None or given is None or made.numel() != normed.numel():
+            continue
+        if torch.equal(made.reshape(normed.shape), normed):
+            frozen = frozen_norm(norm, normed[0, position])
+            if frozen is None:
+                return None, None
+            rows = given.double().reshape(*value.shape[:2], -1)
+            columns = torch.func.vmap(frozen.linear, 1, 1)(matrix.detach().double())
+            return rows[0, position], factor * columns
     return None, None
 
 

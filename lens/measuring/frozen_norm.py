@@ -73,8 +73,16 @@ def norm_bias(
     return added if bool(added.any()) else None
 
 
+def frozen_norm(
+    norm: Callable[[Tensor], Tensor], state: Float[Tensor, " d"]
+) -> "FrozenNorm | None":
+    """A norm with its scale at this state; None where it is no norm of one length and a gain."""
+    with torch.no_grad():
+        return _frozen((norm,), state, _probes(state))
+
+
 @dataclass(frozen=True, eq=False)
-class _FrozenNorm:
+class FrozenNorm:
     """x -> gain * (x - share * mean x) + bias; share is 1 where the norm centres, else 0."""
 
     gain: Float[Tensor, " d"]
@@ -82,9 +90,11 @@ class _FrozenNorm:
     share: float
 
     def linear(self, x: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """All but the bias."""
         return self.gain * (x - self.share * x.mean())
 
     def transposed(self, y: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """The direction before the norm that y is behind it."""
         pulled = self.gain * y
         return pulled - self.share * pulled.mean()
 
@@ -92,14 +102,9 @@ class _FrozenNorm:
 Parts = tuple[Callable[[Tensor], Tensor], ...]
 
 
-def _split(readout: DirectReadout, state: Tensor) -> tuple[_FrozenNorm, Parts]:
+def _split(readout: DirectReadout, state: Tensor) -> tuple[FrozenNorm, Parts]:
     """The frozen norm and the parts after it, for the first place where both can be proved."""
-    parts = readout.preparation
-    generator = torch.Generator().manual_seed(7)
-    probes = [
-        (torch.randn(state.shape, generator=generator) * state.float().std().cpu()).to(state)
-        for _ in range(3)
-    ]
+    parts, probes = readout.preparation, _probes(state)
     for cut in range(len(parts) + 1):
         head, rest = parts[:cut], parts[cut:]
         norm = _frozen(head, state, probes)
@@ -111,11 +116,19 @@ def _split(readout: DirectReadout, state: Tensor) -> tuple[_FrozenNorm, Parts]:
     )
 
 
-def _frozen(head: Parts, state: Tensor, probes: list[Tensor]) -> _FrozenNorm | None:
+def _probes(state: Tensor) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        (torch.randn(state.shape, generator=generator) * state.float().std().cpu()).to(state)
+        for _ in range(3)
+    ]
+
+
+def _frozen(head: Parts, state: Tensor, probes: list[Tensor]) -> FrozenNorm | None:
     d = state.shape[0]
     if not head:
         one = torch.ones(d, dtype=torch.float64, device=state.device)
-        return _FrozenNorm(one, torch.zeros_like(one), 0.0)
+        return FrozenNorm(one, torch.zeros_like(one), 0.0)
     bias = _through(head, torch.zeros_like(state)[None])[0].double()
     if bias.shape[0] != d or not bool(torch.isfinite(bias).all()):
         return None
@@ -128,7 +141,7 @@ def _frozen(head: Parts, state: Tensor, probes: list[Tensor]) -> _FrozenNorm | N
         centred = [x - share * x.mean() for x in given]
         fits = [_fitted(gain * x, y) for x, y in zip(centred, made, strict=True)]
         if all(misfit < _MISFIT for _, misfit in fits):
-            return _FrozenNorm(gain * fits[-1][0], bias, share)
+            return FrozenNorm(gain * fits[-1][0], bias, share)
     return None
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lens.measuring.attribution as module
+import lens.measuring.block_parts as block_parts
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.errors import SelectionError, UnsupportedArchitectureError
 from lens.measuring.attribution import Attribution, attribution
@@ -56,7 +57,50 @@ def test_blocks_are_split_into_attention_and_mlp(name: str) -> None:
     found = of(checkpoint(BY_NAME[name].build()), token=11)
     assert found.kinds == ("embedding", *("attention", "mlp") * 3)
     assert np.isfinite(found.last_mlp_share)
-    assert bool(np.isfinite(found.heads).all()) is (name not in POST_NORMED)
+    assert np.isfinite(found.heads).all()
+
+
+@pytest.mark.parametrize("name", sorted(POST_NORMED))
+def test_heads_and_neurons_behind_a_norm_are_their_modules_parts(name: str) -> None:
+    """The norm that follows a module is frozen at its position, like the final one."""
+    point = checkpoint(BY_NAME[name].build())
+    found = of(point, token=11, top_neurons=10_000)
+    for block in range(3):
+        attention, mlp = found.parts[1 + 2 * block], found.parts[2 + 2 * block]
+        assert found.heads[block].sum() == pytest.approx(attention, abs=1e-5)
+        assert found.neurons[found.neuron_layers == block].sum() == pytest.approx(mlp, abs=1e-5)
+        assert np.abs(found.heads[block]).max() > 1e-3
+
+
+def test_without_the_norms_scale_heads_are_not_their_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = block_parts.frozen_norm
+
+    def at_another_state(norm: Any, state: torch.Tensor) -> Any:
+        return whole(norm, 3 * state)
+
+    monkeypatch.setattr(block_parts, "frozen_norm", at_another_state)
+    found = of(checkpoint(BY_NAME["gemma2"].build()), token=11)
+    assert abs(found.heads[0].sum() - found.parts[1]) > 1e-3 * abs(found.parts[1])
+
+
+def test_an_encoder_decoder_that_adds_inside_its_modules_is_split() -> None:
+    point = checkpoint(BY_NAME["t5"].build())
+    found = of(point, token=11)
+    assert found.kinds == ("embedding", *("attention", "cross-attention", "mlp") * 3)
+    for block in range(3):
+        attention = found.parts[1 + 3 * block]
+        assert found.heads[block].sum() == pytest.approx(attention, abs=1e-5)
+    assert {"all of cross-attention"} <= {label for label, _ in found.rows()}
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "opt_project_out"])
+def test_a_block_with_norms_on_the_stream_stays_whole(name: str) -> None:
+    found = of(checkpoint(BY_NAME[name].build()), token=11)
+    assert found.kinds == ("embedding", *("block",) * 3)
+    assert np.isnan(found.last_mlp_share)
+    assert np.isnan(found.heads).all()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "falcon"])
