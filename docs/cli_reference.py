@@ -16,6 +16,8 @@ COMMANDS = (
     "plan",
     "gradients",
     "geometry",
+    "frequency",
+    "attribution",
     "surgery-sweep",
     "tie",
     "untie",

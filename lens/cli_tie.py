@@ -48,6 +48,8 @@ def register(app: Typer) -> None:
         (plan, "What tying would save in a model of these sizes."),
         (gradients, "The paths by which the embedding matrices are trained."),
         (geometry, "The embedding against the unembedding, beside chance."),
+        (frequency, "Where the frequency of tokens is kept."),
+        (attribution, "Who writes a logit, block by block."),
         (surgery_sweep, "Lens and perplexity on the way from untied to tied."),
         (tie, "Save a copy with one matrix for lookup and unembedding."),
         (untie, "Save a copy with a matrix for each, and the same logits."),
@@ -163,6 +165,72 @@ def geometry(
         with working("Reading the corpus"):
             rows += similarity_of_meaning(checkpoint, corpus, seed=seed).rows()
     emit(summary_table(rows))
+
+
+MaxPositions = Annotated[int, Option(min=2, help="Positions to score.")]
+SomeLayers = Annotated[int, Option("--layers", min=2, help="How many layers to score, evenly.")]
+
+
+def frequency(
+    model: options.Model,
+    corpus: Corpus = "sample",
+    max_positions: MaxPositions = 512,
+    layers: SomeLayers = 5,
+    seed: Seed = 0,
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Tell which bias, direction or row length carries word frequency; zero each in turn."""
+    from lens.cli_tables import emit, summary_table, working
+    from lens.measuring.frequency import frequency as measure
+
+    checkpoint = _loaded(model, device=device)
+    with working("Counting and reading"):
+        found = measure(checkpoint, corpus, max_positions=max_positions, n_layers=layers, seed=seed)
+    emit(summary_table(found.rows()))
+
+
+Token = Annotated[
+    str | None, Option(metavar="TOKEN", help="Whose logit; left out, the model's first choice.")
+]
+Against = Annotated[
+    str | None, Option(metavar="TOKEN", help="Take the difference to this token's logit apart.")
+]
+Position = Annotated[int, Option(help="Where the prediction is made, -1 the last.")]
+Neurons = Annotated[int, Option(min=0, help="How many neurons to name.")]
+
+
+def attribution(
+    model: options.Model,
+    text: options.Text = None,
+    token: Token = None,
+    against: Against = None,
+    position: Position = -1,
+    neurons: Neurons = 5,
+    ids: options.Ids = None,
+    source: options.Source = None,
+    device: options.Device = None,
+    debug: options.Debug = False,
+) -> None:
+    """Take a logit apart into embedding, attentions, MLPs and a constant, which add up to it."""
+    from lens.cli_tables import emit, summary_table, working
+    from lens.cli_text import prompt_from, text_from
+    from lens.measuring.attribution import attribution as measure
+
+    prompt = prompt_from(text, ids, None)
+    read = text_from(source, "--source")
+    checkpoint = _loaded(model, device=device)
+    with working("Taking the logit apart"):
+        found = measure(
+            checkpoint,
+            prompt,
+            token=token,
+            against=against,
+            position=position,
+            top_neurons=neurons,
+            source=read,
+        )
+    emit(summary_table(found.rows()))
 
 
 Alphas = Annotated[

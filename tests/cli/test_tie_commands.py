@@ -55,3 +55,32 @@ def test_gradients_prints_shares_and_groups(
     out = capfd.readouterr().out
     assert "output share" in out
     assert "rows by use 1/10" in out
+
+
+def test_frequency_tells_the_carriers(
+    models_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = models_folder / "core-charlm"
+    options = ["--max-positions", "64", "--layers", "2"]
+    text = str(model / "training-text.txt")
+    assert main(["frequency", str(model), "--corpus", text, *options]) == 0
+    out = capfd.readouterr().out
+    assert "output bias" in out
+    assert "KL(mean q || unigram), as it is" in out
+    assert "at layers 0, 4" in out
+    assert main(["frequency", str(model), "--layers", "1"]) == 2
+
+
+def test_attribution_tells_the_parts_of_a_logit(
+    models_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = str(models_folder / "core-charlm")
+    options = ["--token", "A", "--against", "B", "--neurons", "2"]
+    assert main(["attribution", model, "Q: Calculate 5*5\n", *options]) == 0
+    out = capfd.readouterr().out
+    assert "'A' against 'B'" in out
+    assert "all of attention" in out
+    assert out.count("neuron ") == 2
+    assert main(["attribution", model, "Q", "--position", "7"]) == 1
+    assert "no position 7" in capfd.readouterr().err
+    assert main(["attribution", model]) == 2
