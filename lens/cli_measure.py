@@ -72,8 +72,8 @@ def measure(
     _require_written(output)
     texts = read_corpus(corpus, text_column=text_column, max_documents=max_documents)
     fit, held_out = texts.split()
-    checkpoint = _loaded(model, device=device, dtype=dtype)
-    with _progress() as report:
+    checkpoint = loaded(model, device=device, dtype=dtype)
+    with progress_bar() as report:
         profile = run(
             checkpoint,
             held_out,
@@ -112,12 +112,12 @@ def compare(
     _require_written(output)
     texts = read_corpus(corpus, text_column=text_column, max_documents=max_documents)
     fit, held_out = texts.split()
-    names = _names(model, second)
+    names = names_of(model, second)
     models = {
-        name: _loaded(source, device=device, dtype=dtype)
+        name: loaded(source, device=device, dtype=dtype)
         for name, source in zip(names, (model, second), strict=True)
     }
-    with _progress() as report:
+    with progress_bar() as report:
         comparison = run(
             models,
             held_out,
@@ -133,14 +133,15 @@ def compare(
         emit(f"Wrote {output}")
 
 
-def _loaded(model: str, **how: Any) -> Any:
+def loaded(model: str, **how: Any) -> Any:
+    """The checkpoint of that name, with the libraries kept quiet."""
     # Inside, because lens.cli imports this module to register the commands.
     from lens.cli import _load
 
     return _load(model, **how)
 
 
-def _names(first: str, second: str) -> tuple[str, str]:
+def names_of(first: str, second: str) -> tuple[str, str]:
     """The last parts of two names, numbered where they are alike."""
     a, b = (Path(name).name or name for name in (first, second))
     return (a, b) if a != b else (f"{a} (1)", f"{b} (2)")
@@ -199,7 +200,7 @@ def _write(path: Path, frame: Any, figure: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, Any], None]]:
+def progress_bar() -> Iterator[Callable[[str, Any], None]]:
     """On a terminal: what is measured, how fast, and how long it will take still."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -212,6 +213,9 @@ def _progress() -> Iterator[Callable[[str, Any], None]]:
         task = bar.add_task("Measuring", total=None)
 
         def report(name: str, done: Any) -> None:
+            if done is None:
+                bar.update(task, description=name)
+                return
             left = f"{done.rate:,.0f} positions a second, {_time(done.seconds_left)} left"
             bar.update(task, description=f"{name}: {left}", completed=done.done, total=done.total)
 

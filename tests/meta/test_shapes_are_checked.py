@@ -141,6 +141,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "show.cells": ("dark_cells", "shade", (ROW,), (CELLS,)),
     "show.finding": ("_of_all", "rows", (RESULT, CELLS.astype(int)), (RESULT, ROW.astype(int))),
     "show.strip": ("_mean", "values", (ROW,), (CELLS,)),
+    "trust.evidence": ("of_folds", "without", (ROW, ROW), (ROW, CELLS)),
     "study.held_out": ("_Counts.orders", "ids", (NOBODY, CELLS.astype(int)), (NOBODY, IDS)),
     "study.optimising": ("relative_updates", "before", (FLAT,), (CUBE[0],)),
 }

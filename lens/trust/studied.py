@@ -1,0 +1,146 @@
+"""Measure one checkpoint for a report; what comes out needs no torch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lens.checkpoint.readout import DirectReadout
+from lens.corpus import Corpus, Document
+from lens.errors import ResultFileError
+from lens.lenses.affine import CONFIG, AffineLens, load_affine
+from lens.lenses.predictions import LayerPredictions
+from lens.measuring.decompose import decompose
+from lens.measuring.decomposition import Decomposition, read_decomposition
+from lens.measuring.measure import Progress, measure
+from lens.measuring.profile import LensProfile
+from lens.measuring.tuning import fit_ridge, tune
+from lens.trust.subject import Plan, Subject
+
+if TYPE_CHECKING:
+    from lens.checkpoint.checkpoint import Checkpoint
+
+Report = Callable[[str, "Progress | None"], None]
+
+N_PROMPTS = 3
+
+
+def studied(name: str, model: "Checkpoint", plan: Plan, report: Report) -> Subject:
+    """Measure one checkpoint through every lens that it has. Raises as `lens.measure`."""
+    folder = None if plan.folder is None else plan.folder / name
+
+    def profile(lens: Any, kind: str, *, sampled: int = 0) -> LensProfile:
+        return measure(
+            model,
+            plan.held_out,
+            lens=lens,
+            fit_on=plan.fit_on,
+            window_tokens=plan.window_tokens,
+            sample_positions=sampled,
+            seed=plan.seed,
+            folder=None if folder is None else folder / kind.replace(" ", "-"),
+            progress=lambda done: report(f"{name}, {kind}", done),
+        )
+
+    # A readout that looks at the whole prompt cannot read a sample of positions again.
+    again = 0 if getattr(model.readout, "ids_matter", False) else plan.sample_positions
+    output = profile("output", "output lens", sampled=again)
+    fitted = _translator(name, model, plan, folder, report)
+    gap, why_no_gap = _decomposition(name, model, plan, folder, report)
+    summary = model.summary()
+    return Subject(
+        name=name,
+        output=output,
+        through_input=profile("input", "input lens") if _has_two_lenses(model) else None,
+        translated=None if fitted is None else profile(fitted, f"{fitted.name} lens"),
+        translator=_described(fitted),
+        tie_rows=summary.tie_rows,
+        summary_rows=tuple(row for row in summary.rows() if row not in summary.tie_rows),
+        predictions=tuple(_read(model, p, plan.prompt_tokens) for p in plan.prompts),
+        decomposition=gap,
+        why_not_decomposed=why_no_gap,
+    )
+
+
+def first_prompts(corpus: Corpus) -> tuple[str | tuple[int, ...], ...]:
+    """The documents whose beginnings are shown where no prompts are given, spread evenly."""
+    chosen = corpus.take(min(N_PROMPTS, len(corpus))).documents
+    return tuple(_content(document) for document in chosen)
+
+
+def _content(document: Document) -> str | tuple[int, ...]:
+    return document.text if document.text is not None else (document.ids or ())
+
+
+def _read(model: "Checkpoint", prompt: str | Sequence[int], most: int | None) -> LayerPredictions:
+    ids = model.ids_of(prompt if isinstance(prompt, str) else list(prompt), truncate=True)
+    found = model.logit_lens(ids[:most])
+    if not isinstance(found, LayerPredictions):
+        raise TypeError(f"one prompt gave {type(found).__name__}")
+    return found
+
+
+def _has_two_lenses(model: "Checkpoint") -> bool:
+    if not isinstance(model.readout, DirectReadout) or model.tie.is_tied:
+        return False
+    return model.W_E.shape == model.W_U.shape
+
+
+def _decomposition(
+    name: str, model: "Checkpoint", plan: Plan, folder: Path | None, report: Report
+) -> tuple[Decomposition | None, str]:
+    """The distance taken apart, or why it is not."""
+    if not plan.gap_positions:
+        return None, "it was not asked for (gap_positions=, --decompose), because it takes long"
+    if not isinstance(model.readout, DirectReadout):
+        return None, f"that needs a direct readout, and this one is {model.readout.kind}"
+    place = None if folder is None else folder / "gap.json"
+    if place is not None and place.is_file():
+        return read_decomposition(place), ""
+    found = decompose(
+        model,
+        plan.held_out,
+        fit_on=plan.fit_on,
+        positions=plan.gap_positions,
+        fit_positions=plan.gap_positions,
+        window_tokens=plan.window_tokens,
+        seed=plan.seed,
+        progress=lambda rung: report(f"{name}, layer {rung.layer} taken apart: {rung.freed}", None),
+    )
+    if place is not None:
+        found.save(place)
+    return found, ""
+
+
+def _translator(
+    name: str, model: "Checkpoint", plan: Plan, folder: Path | None, report: Report
+) -> AffineLens | None:
+    """Fitted on the documents kept back, or as an earlier run in the same folder fitted it."""
+    if plan.translator == "none":
+        return None
+    fitted_on = f"{plan.fit_on.name} {plan.fit_on.hash}"
+    place = None if folder is None else folder / f"{plan.translator}-translators"
+    if place is not None and (place / CONFIG).is_file():
+        found = load_affine(place)
+        found.check(model)
+        if found.source.fitted_on != fitted_on:
+            raise ResultFileError(
+                f"{place} holds translators fitted on {found.source.fitted_on}; this report fits "
+                f"on {fitted_on}. Name another folder."
+            )
+        return found
+    report(f"{name}, fitting the {plan.translator} translators", None)
+    if plan.translator == "tuned":
+        fitted = tune(model, plan.fit_on, window_tokens=plan.window_tokens, seed=plan.seed)
+    else:
+        fitted = fit_ridge(model, plan.fit_on, window_tokens=plan.window_tokens)
+    if place is not None:
+        fitted.save(place)
+    return fitted
+
+
+def _described(lens: AffineLens | None) -> str:
+    if lens is None:
+        return "none was fitted"
+    options = ", ".join(f"{name} {value}" for name, value in lens.source.options.items())
+    how = "by KL(final ‖ lens)" if lens.name == "tuned" else "by least squares on the last states"
+    return f"{lens.name}, affine, fitted {how} on {lens.source.fitted_on} ({options})"

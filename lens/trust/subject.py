@@ -1,0 +1,59 @@
+"""One checkpoint of a report: what was measured of it, and by what plan."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lens.corpus import Corpus
+from lens.lenses.predictions import LayerPredictions
+from lens.measuring.comparison import Side
+from lens.measuring.decomposition import Decomposition
+from lens.measuring.profile import LensProfile
+
+PROMPT_TOKENS = 14
+"""Tokens of a document's beginning that are shown as a heatmap."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What every checkpoint of a report is measured with; of a prompt `prompt_tokens` are shown.
+
+    On `gap_positions` positions the distance is taken apart, on none where that is 0.
+    """
+
+    held_out: Corpus
+    fit_on: Corpus
+    prompts: tuple[str | tuple[int, ...], ...]
+    prompt_tokens: int | None
+    translator: str
+    sample_positions: int
+    gap_positions: int
+    window_tokens: int | None
+    seed: int
+    folder: Path | None
+    repeat: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """What a report holds of one checkpoint: results and words."""
+
+    name: str
+    output: LensProfile
+    through_input: LensProfile | None
+    translated: LensProfile | None
+    translator: str
+    tie_rows: tuple[tuple[str, str], ...]
+    summary_rows: tuple[tuple[str, str], ...]
+    predictions: tuple[LayerPredictions, ...]
+    decomposition: Decomposition | None = None
+    why_not_decomposed: str = "it was not asked for"
+
+    @property
+    def side(self) -> Side:
+        """The same as one side of a comparison."""
+        return Side(
+            name=self.name,
+            output=self.output,
+            through_input=self.through_input,
+            translated=self.translated,
+        )
