@@ -37,7 +37,7 @@ class Divergence:
 class FinalRows:
     """The model's own distributions at some positions, formed anew for each pass or kept.
 
-    They are kept where all of them take at most `keep_bytes`.
+    They are kept where all of them take at most `keep_bytes`. `offset` is added to the logits.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class FinalRows:
         unembedding: Unembedding,
         rows: Float[Tensor, "pos d_unembed"],
         *,
+        offset: Float[Tensor, " d_vocab"] | None = None,
         keep_bytes: int = 0,
     ):
-        self.unembedding, self.rows = unembedding, rows
+        self.unembedding, self.rows, self.offset = unembedding, rows, offset
         self._keeps = 4 * len(rows) * unembedding.weight.shape[0] <= keep_bytes
         self._kept: list[tuple[slice, Tensor, Tensor]] = []
 
@@ -64,7 +65,10 @@ class FinalRows:
         for first in range(0, len(self.rows), at_once):
             part = slice(first, first + at_once)
             with torch.no_grad():
-                log_p = torch.log_softmax(self.unembedding.logits(self.rows[part]).float(), -1)
+                logits = self.unembedding.logits(self.rows[part]).float()
+                if self.offset is not None:
+                    logits = logits + self.offset
+                log_p = torch.log_softmax(logits, -1)
                 p = log_p.exp()
                 negative_entropy = torch.where(p == 0, 0.0, p * log_p).sum(-1)
             if self._keeps:

@@ -101,6 +101,7 @@ def decompose(
             check.states[layer],
             check_last,
             bias_sd=bias_sd,
+            seed=seed,
         )
         for order, rung, freed, found in _ladder(problem, max_steps):
             tables.fill((order, place, rung), problem, found, layer)

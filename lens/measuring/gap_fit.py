@@ -1,6 +1,7 @@
 """Fit one member of the family of corrections by KL, with more terms free at each call."""
 
 import math
+from collections import deque
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,11 +16,12 @@ from lens.lenses.divergence import NATS_TO_BITS, FinalRows, divergence, mean_len
 from lens.linear import cross_product, ridge_map, rotation_of
 from lens.measuring.correction import Correction
 from lens.measuring.free_parameters import Frame, FreeParameters
+from lens.measuring.reduced_vocabulary import ReducedVocabulary
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
-KEEP_BYTES = 2**29
+KEEP_BYTES = 2**28
 """The model's own distributions are kept where they take less than this."""
 
 ROUND = 5
@@ -54,8 +56,10 @@ class LastStates:
 class GapProblem:
     """One layer's states, the model's own predictions at them, and what fits them.
 
-    Rows of `fit` are fitted on, rows of `check` tell when to stop. `bias_sd` is the prior's
-    standard deviation of each entry of the bias over the vocabulary, in nats.
+    Rows of `states` are fitted on, rows of `check_states` tell when to stop. `bias_sd` is the
+    prior's standard deviation of each entry of the bias over the vocabulary, in nats. Steps are
+    taken on a reduced vocabulary where the whole is large, and the bias is free for its likely
+    tokens alone; whether a step is taken over is decided on the whole.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class GapProblem:
         check_last: "LastStates",
         *,
         bias_sd: float,
+        seed: int = 0,
     ):
         self.checkpoint = checkpoint
         self.states, self.check_states = states.float(), check_states.float()
@@ -75,6 +80,22 @@ class GapProblem:
         self.unembedding = unembedding
         # -ln prior, shared over the positions: what one more nat squared of bias costs.
         self.bias_weight = 0.0 if math.isinf(bias_sd) else 1 / (len(states) * bias_sd**2)
+        rows = prepared(checkpoint, self.states).detach()
+        likely = last.mean + mean_lens(unembedding, rows)
+        self.vocabulary = ReducedVocabulary.of(likely.to(rows.device), seed=seed)
+        self._near = self.vocabulary.unembedding(unembedding)
+        self._near_final, self._near_check = (
+            FinalRows(
+                self.vocabulary.unembedding(part.final.unembedding),
+                part.final.rows,
+                offset=self.vocabulary.log_weight,
+                keep_bytes=KEEP_BYTES,
+            )
+            for part in (last, check_last)
+        )
+        self._near_mean = self._near_final.mean()
+        # A pass over the whole vocabulary is dear, and each rung asks for the one before.
+        self._known: deque[tuple[Correction, float]] = deque(maxlen=4)
 
     def none(self) -> Correction:
         """The logit lens as it is."""
@@ -90,7 +111,12 @@ class GapProblem:
 
     def fit_kl_bits(self, correction: Correction) -> float:
         """Mean KL on the rows fitted on."""
-        return float(self.kl_bits(correction, self.states, self.last.final).mean())
+        for known, kl in self._known:
+            if known is correction:
+                return kl
+        kl = float(self.kl_bits(correction, self.states, self.last.final).mean())
+        self._known.append((correction, kl))
+        return kl
 
     def check_kl_bits(self, correction: Correction) -> float:
         """Mean KL on the rows that are kept back."""
@@ -120,14 +146,10 @@ class GapProblem:
         it, fitting begins there if that is better. Of all that fitting passed, that with the
         least KL on the rows kept back is taken.
         """
-        begin = self._best_guess(start, free, freed)
-        before = self.loss_bits(start)
-        if begin is not start:
-            guessed = self.loss_bits(begin)
-            begin, before = (begin, guessed) if guessed < before else (start, before)
+        begin, before = self._begin(start, free, freed)
         # `start` is kept too: a freed term may have nothing to give.
-        best, least = start, self.check_kl_bits(start)
-        if begin is not start and (kl := self.check_kl_bits(begin)) < least:
+        best, least = start, self._near_check_kl(start)
+        if begin is not start and (kl := self._near_check_kl(begin)) < least:
             best, least = begin, kl
         frame = Frame.of(self.states, centred="shift" in free)
         parameters = FreeParameters(begin, free, frame, self._bias_unit(begin))
@@ -143,7 +165,7 @@ class GapProblem:
         for _ in range(-(-max_steps // ROUND)):
             optimiser.step(lambda: self._value(parameters))  # type: ignore[arg-type]
             found = parameters.correction()
-            now, kl = self.loss_bits(found), self.check_kl_bits(found)
+            now, kl = self._near_loss(found), self._near_check_kl(found)
             if not now <= before:
                 break
             since = 0 if kl < least else since + 1
@@ -152,51 +174,92 @@ class GapProblem:
             if since >= PATIENCE or before - now < LEAST_GAIN_BITS * max(1.0, before):
                 break
             before = now
-        return best
+        return best if best is start or self.loss_bits(best) <= self.loss_bits(start) else start
+
+    def _begin(
+        self, start: Correction, free: frozenset[str], freed: str
+    ) -> tuple[Correction, float]:
+        """Where fitting begins, and the loss there."""
+        before = self._near_loss(start)
+        guess = self._best_guess(start, free, freed)
+        if guess is not start and (guessed := self._near_loss(guess)) < before:
+            return guess, guessed
+        return start, before
+
+    def _near_loss(self, correction: Correction) -> float:
+        kl = self._near_kl(correction, self.states, self._near_final)
+        return kl + self._penalty_bits(correction.bias)
+
+    def _near_check_kl(self, correction: Correction) -> float:
+        return self._near_kl(correction, self.check_states, self._near_check)
+
+    def _near_kl(
+        self, correction: Correction, states: Float[Tensor, "pos d_model"], final: FinalRows
+    ) -> float:
+        """Mean KL over the reduced vocabulary."""
+        with torch.no_grad():
+            rows = prepared(self.checkpoint, correction.moved(states)).detach()
+            found = divergence(
+                self._near,
+                rows[None],
+                final,
+                temperature=correction.temperature,
+                bias=self._near_bias(correction.bias),
+                with_pull=False,
+            )
+        return float(found.kl_bits.mean())
+
+    def _near_bias(self, bias: Float[Tensor, " d_vocab"]) -> Float[Tensor, " kept"]:
+        """The bias of the tokens that are kept, with what they stand for."""
+        return bias[self.vocabulary.ids] + self.vocabulary.log_weight
 
     def _value(self, parameters: FreeParameters) -> Tensor:
-        """The loss, with the gradient laid into the leaves."""
-        n = len(self.states)
+        """The loss over the reduced vocabulary, with the gradient laid into the leaves."""
+        n, leaves = len(self.states), parameters.leaves
         rows = prepared(self.checkpoint, parameters.moved(self.states))
-        temperature, bias = parameters.temperature, parameters.bias
-        biased = "frequency" in parameters.leaves or bool(bias.any())
+        bias = parameters.bias
         found = divergence(
-            self.unembedding,
+            self._near,
             rows.detach()[None],
-            self.last.final,
-            temperature=temperature,
-            bias=bias if biased else None,
+            self._near_final,
+            temperature=parameters.temperature,
+            bias=self._near_bias(bias),
         )
         names = parameters.of_the_map
         if names:
-            leaves = [parameters.leaves[name] for name in names]
-            for leaf, grad in zip(
-                leaves, torch.autograd.grad(rows, leaves, found.pull[0] / n), strict=True
-            ):
-                leaf.grad = grad.contiguous()
+            grads = torch.autograd.grad(rows, [leaves[name] for name in names], found.pull[0] / n)
+            for name, grad in zip(names, grads, strict=True):
+                leaves[name].grad = grad.contiguous()
         unit, bias_unit = parameters.gradient_units()
-        if "temperature" in parameters.leaves:
-            leaf = parameters.leaves["temperature"]
-            leaf.grad = torch.full_like(leaf, found.temperature_pull / n * unit)
-        if "frequency" in parameters.leaves:
+        if "temperature" in leaves:
+            slope = found.temperature_pull / n * unit
+            leaves["temperature"].grad = torch.full_like(leaves["temperature"], slope)
+        if "frequency" in leaves:
             assert found.bias_pull is not None
-            slope = found.bias_pull / n + self.bias_weight * bias * NATS_TO_BITS
-            parameters.leaves["frequency"].grad = slope * bias_unit
+            slopes = self.bias_weight * bias * NATS_TO_BITS
+            slopes[self.vocabulary.ids] += found.bias_pull / n
+            leaves["frequency"].grad = slopes * bias_unit
         return found.kl_bits.mean() + self._penalty_bits(bias)
 
     def _penalty_bits(self, bias: Float[Tensor, " d_vocab"]) -> float:
         return 0.5 * self.bias_weight * float(bias.double().square().sum()) * NATS_TO_BITS
 
     def _bias_unit(self, correction: Correction) -> Float[Tensor, " d_vocab"]:
-        """How far each entry of the bias may move for like curvature of the loss."""
-        curvature = self.last.mean + self._mean_lens(correction) + 2 * self.bias_weight
-        return curvature.clamp_min(1e-7).rsqrt().to(correction.bias)
+        """How far each entry of the bias moves for like curvature of the loss; 0 for the rest."""
+        curvature = self._near_mean + self._mean_lens(correction) + 2 * self.bias_weight
+        unit = torch.zeros_like(correction.bias)
+        head = self.vocabulary.ids[: self.vocabulary.n_head]
+        unit[head] = curvature.clamp_min(1e-7).rsqrt().to(unit)[: len(head)]
+        return unit
 
-    def _mean_lens(self, correction: Correction) -> Float[Tensor, " d_vocab"]:
+    def _mean_lens(self, correction: Correction) -> Float[Tensor, " kept"]:
         with torch.no_grad():
             rows = prepared(self.checkpoint, correction.moved(self.states)).detach()
         return mean_lens(
-            self.unembedding, rows, temperature=correction.temperature, bias=correction.bias
+            self._near,
+            rows,
+            temperature=correction.temperature,
+            bias=self._near_bias(correction.bias),
         )
 
     def _best_guess(self, start: Correction, free: frozenset[str], freed: str) -> Correction:
@@ -215,7 +278,7 @@ class GapProblem:
             tried.append(kept)
             if free & {"temperature", "frequency"}:
                 tried.append(replace(kept, temperature=1.0, bias=plain.bias))
-        return min(tried, key=self.check_kl_bits)
+        return min(tried, key=self._near_check_kl)
 
     def _biased(self, start: Correction) -> Correction:
         """Some steps that each must lower the loss: exp(step) brings mean q to mean p.
@@ -223,17 +286,19 @@ class GapProblem:
         Each minimises a bound of the loss that is apart for every token:
         -p b + q (e^b - 1) + weight (old + b)^2 / 2, p and q being the means.
         """
-        p = self.last.mean.clamp_min(1e-38)
+        head = self.vocabulary.ids[: self.vocabulary.n_head]
+        p = self._near_mean[: len(head)].clamp_min(1e-38)
         found = start
         for _ in range(_BIAS_STEPS):
-            q = self._mean_lens(found).clamp_min(1e-38)
-            old = found.bias.double().cpu()
+            q = self._mean_lens(found)[: len(head)].clamp_min(1e-38)
+            old = found.bias[head].double().cpu()
             step = (p / q).log()
             for _ in range(30 if self.bias_weight else 0):
                 slope = -p + q * step.exp() + self.bias_weight * (old + step)
                 step = step - slope / (q * step.exp() + self.bias_weight)
-            step = step.clamp(-_FARTHEST_BIAS, _FARTHEST_BIAS)
-            found = found.with_bias((old + step).to(found.bias))
+            bias = found.bias.clone()
+            bias[head] = (old + step.clamp(-_FARTHEST_BIAS, _FARTHEST_BIAS)).to(bias)
+            found = found.with_bias(bias)
         return found
 
     def _procrustes(self, free: frozenset[str]) -> Correction:

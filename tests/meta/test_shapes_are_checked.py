@@ -123,6 +123,12 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         (CELLS, CELLS),
     ),
     "measuring.reading": ("Reading.states", "states", (READING, FLAT), (READING, CUBE)),
+    "measuring.reduced_vocabulary": (
+        "ReducedVocabulary.of",
+        "likely",
+        (CUBE,),
+        (FLAT,),
+    ),
     "measuring.sampled_states": (
         "SampledStates.select",
         "rows",
