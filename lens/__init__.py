@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from lens.measuring.measure import measure
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
+    from lens.measuring.readout_arms import ReadoutArms, readout_arms
     from lens.measuring.surgery_sweep import SurgerySweep, surgery_sweep
     from lens.measuring.tuning import fit_ridge, tune
     from lens.show.export import export
@@ -92,6 +93,7 @@ __all__ = [
     "ProvenanceError",
     "Recipe",
     "Report",
+    "ReadoutArms",
     "ResultFileError",
     "SelectionError",
     "ShapeError",
@@ -125,6 +127,7 @@ __all__ = [
     "read_profile",
     "report",
     "reproduce_study",
+    "readout_arms",
     "reset_bias",
     "save_checkpoint",
     "save_states",
@@ -154,6 +157,7 @@ _HOMES = {
     "Provenance": "lens.lenses.predictions",
     "Report": "lens.trust.report",
     "Recipe": "lens.study.recipe",
+    "ReadoutArms": "lens.measuring.readout_arms",
     "SurgerySweep": "lens.measuring.surgery_sweep",
     "TieCost": "lens.checkpoint.tie_cost",
     "TieReport": "lens.checkpoint.tying",
@@ -180,6 +184,7 @@ _HOMES = {
     "read_profile": "lens.measuring.profile_file",
     "report": "lens.trust.report",
     "reproduce_study": "lens.study.twins",
+    "readout_arms": "lens.measuring.readout_arms",
     "reset_bias": "lens.checkpoint.surgery",
     "save_checkpoint": "lens.checkpoint.surgery",
     "save_states": "lens.checkpoint.states",

@@ -4,8 +4,7 @@ Source: Kobayashi et al., arXiv:2305.18294, who find it in the head's bias or, w
 none, in the final norm's bias through W_U.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +18,13 @@ from lens.errors import PromptError, UnsupportedArchitectureError
 from lens.linear import mean_row
 from lens.measuring.frozen_norm import norm_bias
 from lens.measuring.ranks import rank_correlation
+from lens.measuring.readout_variants import VARIANTS, output_bias, variants
 from lens.measuring.windows import NO_TOKEN, Window, windows_of
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
 CARRIERS = ("output bias", "norm bias", "mean direction", "W_U row length", "W_E row length")
-VARIANTS = ("as it is", "output bias zero", "norm bias zero", "mean direction out")
 _NATS_TO_BITS = 1 / np.log(2)
 _ROWS_AT_ONCE = 64
 
@@ -109,16 +108,16 @@ def frequency(
     states, n_positions = _states(checkpoint, scored, max_positions, n_layers, seed)
     unigram = torch.from_numpy((counts + 0.5) / (counts.sum() + len(counts) / 2))
     bias = norm_bias(readout, states[checkpoint.n_layers][0])
-    variants = _variants(readout, bias)
+    changed = variants(readout, bias)
     layers = sorted(states)
     marginal = np.full((len(VARIANTS), len(layers)), np.nan)
     lens = np.full_like(marginal, np.nan)
     for row, name in enumerate(VARIANTS):
-        if name not in variants:
+        if name not in changed:
             continue
         for column, layer in enumerate(layers):
             marginal[row, column], lens[row, column] = _against(
-                readout, variants[name], states[checkpoint.n_layers], states[layer], unigram
+                readout, changed[name], states[checkpoint.n_layers], states[layer], unigram
             )
     return Frequency(
         model_id=checkpoint.origin.model_id,
@@ -171,45 +170,6 @@ def _states(
     return {layer: torch.cat(kept) for layer, kept in found.items()}, max_positions - left
 
 
-def _variants(readout: DirectReadout, bias: Tensor | None) -> dict[str, DirectReadout]:
-    """The readout without each of the carriers that it has."""
-    found = {"as it is": readout}
-    unembedding = readout.unembedding
-    if _output_bias(readout) is not None:
-        steps = tuple(s for s in unembedding.steps if not _adds_rows(s))
-        found["output bias zero"] = replace(
-            readout, unembedding=replace(unembedding, bias=None, steps=steps)
-        )
-    if bias is not None:
-        taken: Callable[[Tensor], Tensor] = lambda x: x - bias.to(x)  # noqa: E731
-        found["norm bias zero"] = replace(readout, preparation=(*readout.preparation, taken))
-    weight = unembedding.weight.detach()
-    mean = mean_row(weight)
-    if float(mean.norm()) > 0:
-        direction = (mean / mean.norm()).to(weight)
-        # A row common to all tokens moves all logits alike; what tells tokens apart is how far
-        # each row reaches along it.
-        without = weight - (weight @ direction)[:, None] * direction
-        found["mean direction out"] = readout.through(without)
-    return found
-
-
-def _adds_rows(step: Any) -> bool:
-    return step.kind in ("add", "sub") and isinstance(step.value, Tensor) and step.value.ndim > 0
-
-
-def _output_bias(readout: DirectReadout) -> Float[Tensor, " row"] | None:
-    """All that is added to the logit of a token whatever the state."""
-    unembedding = readout.unembedding
-    parts = [] if unembedding.bias is None else [unembedding.bias.detach().double()]
-    for step in unembedding.steps:
-        if _adds_rows(step):
-            assert isinstance(step.value, Tensor)
-            sign = 1.0 if step.kind == "add" else -1.0
-            parts.append(sign * step.value.detach().double())
-    return torch.stack(parts).sum(0) if parts else None
-
-
 def _against(
     own: DirectReadout, variant: DirectReadout, final: Tensor, states: Tensor, unigram: Tensor
 ) -> tuple[float, float]:
@@ -242,7 +202,7 @@ def _correlations(
     chosen = weight[rows.to(weight.device)].double()
     lookup = checkpoint.W_E.detach()
     inside = rows[rows < lookup.shape[0]]
-    added = _output_bias(readout)
+    added = output_bias(readout)
     found = [
         None if added is None else added[rows.to(added.device)],
         None if bias is None else chosen @ bias.to(chosen),

@@ -135,6 +135,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         (NOBODY, CELLS.astype(int)),
         (NOBODY, ROW.astype(int)),
     ),
+    "measuring.readout_arms": ("_difference", "ours", (ROW, CELLS, ROW), (CELLS, CELLS, ROW)),
     "measuring.second_pass": ("_in_units", "log_q", (FLAT,), (CUBE[0],)),
     "measuring.skill": (
         "marginal_bias_bits",
