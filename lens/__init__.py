@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lens.lenses.affine import AffineLens, load_affine
     from lens.lenses.predictions import LayerPredictions, Provenance
     from lens.measuring.attribution import Attribution, attribution
+    from lens.measuring.causal_fidelity import CausalFidelity, causal_fidelity
     from lens.measuring.compare import compare
     from lens.measuring.comparison import Comparison
     from lens.measuring.decompose import decompose
@@ -51,10 +52,12 @@ if TYPE_CHECKING:
     from lens.measuring.jacobian import fit_jacobian, load_jacobian
     from lens.measuring.meaning import MeaningSimilarity, similarity_of_meaning
     from lens.measuring.measure import measure
+    from lens.measuring.neighbourhood_copy import NeighbourhoodCopy, neighbourhood_copy
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
     from lens.measuring.readout_arms import ReadoutArms, readout_arms
     from lens.measuring.surgery_sweep import SurgerySweep, surgery_sweep
+    from lens.measuring.token_energy import TokenEnergy, token_energy
     from lens.measuring.tuning import fit_ridge, tune
     from lens.show.export import export
     from lens.show.heatmap import heatmap
@@ -69,6 +72,7 @@ __all__ = [
     "AffineLens",
     "Attribution",
     "CaptureError",
+    "CausalFidelity",
     "Checkpoint",
     "CheckpointNotFoundError",
     "Comparison",
@@ -88,6 +92,7 @@ __all__ = [
     "LensProfile",
     "MeaningSimilarity",
     "MissingPackageError",
+    "NeighbourhoodCopy",
     "PromptError",
     "Provenance",
     "ProvenanceError",
@@ -100,11 +105,13 @@ __all__ = [
     "SurgerySweep",
     "TieCost",
     "TieReport",
+    "TokenEnergy",
     "TokenizerError",
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",
     "attribution",
+    "causal_fidelity",
     "compare",
     "decompose",
     "export",
@@ -120,6 +127,7 @@ __all__ = [
     "load_jacobian",
     "load_states",
     "measure",
+    "neighbourhood_copy",
     "plan_tie",
     "read_corpus",
     "read_decomposition",
@@ -135,6 +143,7 @@ __all__ = [
     "similarity_of_meaning",
     "surgery_sweep",
     "tie",
+    "token_energy",
     "train_twin",
     "tune",
     "untie",
@@ -143,6 +152,7 @@ __all__ = [
 _HOMES = {
     "AffineLens": "lens.lenses.affine",
     "Attribution": "lens.measuring.attribution",
+    "CausalFidelity": "lens.measuring.causal_fidelity",
     "Checkpoint": "lens.checkpoint.checkpoint",
     "Comparison": "lens.measuring.comparison",
     "Corpus": "lens.corpus",
@@ -154,6 +164,7 @@ _HOMES = {
     "LayerPredictions": "lens.lenses.predictions",
     "LensProfile": "lens.measuring.profile",
     "MeaningSimilarity": "lens.measuring.meaning",
+    "NeighbourhoodCopy": "lens.measuring.neighbourhood_copy",
     "Provenance": "lens.lenses.predictions",
     "Report": "lens.trust.report",
     "Recipe": "lens.study.recipe",
@@ -161,7 +172,9 @@ _HOMES = {
     "SurgerySweep": "lens.measuring.surgery_sweep",
     "TieCost": "lens.checkpoint.tie_cost",
     "TieReport": "lens.checkpoint.tying",
+    "TokenEnergy": "lens.measuring.token_energy",
     "attribution": "lens.measuring.attribution",
+    "causal_fidelity": "lens.measuring.causal_fidelity",
     "compare": "lens.measuring.compare",
     "decompose": "lens.measuring.decompose",
     "export": "lens.show.export",
@@ -177,6 +190,7 @@ _HOMES = {
     "load_jacobian": "lens.measuring.jacobian",
     "load_states": "lens.checkpoint.states",
     "measure": "lens.measuring.measure",
+    "neighbourhood_copy": "lens.measuring.neighbourhood_copy",
     "plan_tie": "lens.checkpoint.tie_cost",
     "read_corpus": "lens.corpus",
     "read_decomposition": "lens.measuring.decomposition",
@@ -193,6 +207,7 @@ _HOMES = {
     "surgery_sweep": "lens.measuring.surgery_sweep",
     "tie": "lens.checkpoint.surgery",
     "train_twin": "lens.study.twins",
+    "token_energy": "lens.measuring.token_energy",
     "tune": "lens.measuring.tuning",
     "untie": "lens.checkpoint.surgery",
 }
