@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
 FORMAT = "lens-study-1"
-TRANSLATOR_DOCUMENTS = 96
+TRANSLATOR_DOCUMENTS = 48
 """Training documents (runs of paragraphs) that the translators are fitted on."""
 
-GUESS_DOCUMENTS = 48
+GUESS_DOCUMENTS = 24
 """Training documents for the context-free guess that skill is against."""
 
-EARLY_DOCUMENTS, LAST_DOCUMENTS = 48, 200
+EARLY_DOCUMENTS, LAST_DOCUMENTS = 24, 200
 """Held-out documents that an early branch and the last are measured on."""
 
 
@@ -57,10 +57,13 @@ def measure_run(
         "sample_positions": sample_positions,
         "gradient_targets": gradient_targets,
     }
+    counts = {"fit": TRANSLATOR_DOCUMENTS, "guess": GUESS_DOCUMENTS}
+    counts |= {"early": EARLY_DOCUMENTS, "last": LAST_DOCUMENTS}
+    made_with = options | {"documents": counts}
     branches = []
     for at in recipe.branch_at:
         path = branch_folder(place, at) / "measured.json"
-        row = _kept(path, options)
+        row = _kept(path, made_with)
         if row is None:
             last = at == recipe.branch_at[-1]
             documents = texts.held_out.take(LAST_DOCUMENTS if last else EARLY_DOCUMENTS)
@@ -72,12 +75,12 @@ def measure_run(
                 window_tokens=recipe.window_tokens,
                 **options,
             )
-            text = json.dumps(row | {"options": options})
+            text = json.dumps(row | {"options": made_with})
             replace_file(path, lambda partial, text=text: partial.write_text(text, "utf-8"))
         branches.append(row)
         if progress is not None:
             progress(f"{run['arm']['name']}, seed {run['seed']}: branch at {at} measured")
-    return {"format": FORMAT, **run, "options": options, "branches": branches} | _log_of(place)
+    return {"format": FORMAT, **run, "options": made_with, "branches": branches} | _log_of(place)
 
 
 def measure_checkpoint(

@@ -1,17 +1,21 @@
 """Train matched twins, and run the study that they are made for, row by row."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lens.errors import SelectionError
 from lens.study.arms import ARMS, CORE, arm_of
+from lens.study.held_out import ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
-from lens.study.run import Progress, is_finished, train
-from lens.study.texts import study_texts
+from lens.study.run import Progress, is_finished, replace_file, train
+from lens.study.texts import StudyTexts, study_texts
 
 CORE_SEEDS = 8
+GATE = "gate.json"
 OTHER_SEEDS = 3
 """Seeds of an arm that no claim is tested on: it is described, without p-values."""
 
@@ -57,6 +61,7 @@ def reproduce_study(
     *,
     rows: list[str] | None = None,
     recipe: Recipe | None = None,
+    measuring: Mapping[str, int | float] | None = None,
     keep: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
@@ -64,10 +69,12 @@ def reproduce_study(
 
     `rows` are names of arms, or "ARM-seed-N"; None is the whole study. Runs lie in `folder` and go
     on where they stopped; rows that `results` holds already are measured again only when named.
-    Without `keep`, the checkpoints of a measured run but the last branch's are removed.
+    `measuring` replaces options of `lens.study.measured.measure_run`. Without `keep`, the
+    checkpoints of a measured run but the last branch's are removed.
     """
     recipe = recipe or Recipe()
     texts = study_texts(corpus, d_vocab=recipe.d_vocab)
+    write_gate(texts, recipe, results)
     written = []
     for arm, seed in _wanted(rows):
         name = f"{arm}-seed-{seed}"
@@ -77,10 +84,30 @@ def reproduce_study(
         place = Path(folder) / name
         if not is_finished(place):
             train(arm_of(arm), seed, texts, recipe, place, progress=_told(progress))
-        written.append(write_row(measure_run(place, texts, progress=progress), results))
+        options: dict[str, Any] = dict(measuring or {})
+        row = measure_run(place, texts, progress=progress, **options)
+        written.append(write_row(row, results))
         if not keep:
             _remove_early(place)
     return written
+
+
+def write_gate(texts: StudyTexts, recipe: Recipe, folder: str | Path) -> Path:
+    """What a twin's held-out loss must beat: n-gram models on the same tokens, as gate.json."""
+    losses = ngram_losses(texts, window_tokens=recipe.window_tokens)
+    gate = {
+        "texts": texts.hash,
+        "training_tokens": len(texts.stream),
+        "training_documents": len(texts.train),
+        "held_out_documents": len(texts.held_out),
+        "sources": len(texts.train.sources),
+        "bits": asdict(losses),
+    }
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(gate, indent=1) + "\n"
+    replace_file(place / GATE, lambda path: path.write_text(text, encoding="utf-8"))
+    return place / GATE
 
 
 def _wanted(rows: list[str] | None) -> list[tuple[str, int]]:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from lens.study.texts import study_texts
 from lens.study.twins import reproduce_study
 from tests.study.small import RECIPE, corpus, texts
 
-OPTIONS = {"tuning_steps": 4, "sample_positions": 64, "gradient_targets": 128}
+OPTIONS = {"tuning_steps": 2, "sample_positions": 32, "gradient_targets": 64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_documents() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lens.study.measured.TRANSLATOR_DOCUMENTS", 4)
+        patch.setattr("lens.study.measured.GUESS_DOCUMENTS", 2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +97,8 @@ def test_an_unfinished_run_or_other_texts_are_refused(run: Path, tmp_path: Path)
 
 
 def test_a_row_of_the_study_is_trained_measured_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("lens.study.measured.TRANSLATOR_DOCUMENTS", 4)
     said: list[str] = []
     (path,) = reproduce_study(
         corpus(),
@@ -98,12 +106,16 @@ def test_a_row_of_the_study_is_trained_measured_and_written(
         tmp_path / "results",
         rows=["tied-seed-1"],
         recipe=RECIPE,
+        measuring=OPTIONS,
         progress=said.append,
     )
     assert path == tmp_path / "results" / "tied-seed-1.json"
     assert not (tmp_path / "runs" / "tied-seed-1" / "branch-00004" / "model.safetensors").exists()
     assert (tmp_path / "runs" / "tied-seed-1" / "branch-00008" / "model.safetensors").exists()
     assert any("measured" in line for line in said)
+    gate = json.loads((tmp_path / "results" / "gate.json").read_text())
+    assert gate["texts"] == json.loads(path.read_text())["texts"] == texts().hash
+    assert gate["bits"]["trigram"] < gate["bits"]["bigram"]
     with pytest.raises(SelectionError, match="no row"):
         reproduce_study(corpus(), tmp_path, tmp_path, rows=["tide"], recipe=RECIPE)
 

@@ -1,0 +1,237 @@
+"""Fills the results of docs/study.md from docs/study/*.json: python docs/study_page.py.
+
+Every number between the two marks of the page is written here; a run that is not finished leaves
+its cells empty.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lens.errors import SelectionError
+from lens.measuring.statistics import holm
+from lens.study.effects import CONTRASTS, Effect, at_equal_loss, effect
+from lens.study.measured import read_rows
+
+HERE = Path(__file__).parent
+PAGE, ROWS = HERE / "study.md", HERE / "study"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+CORE = ("tied", "untied-copy", "untied-own")
+SHOWN = ("reading loss G", "not there yet R", "KL", "usefulness X", "self-copy rate")
+HYPOTHESES = (
+    ("1. Constraint, mean dG", "untied-copy", "tied", "mean dG"),
+    ("2. Initialisation, mean dG", "untied-own", "untied-copy", "mean dG"),
+    ("3. Copy term at l = 0, untied-copy less tied", "untied-copy", "tied", "copy term"),
+    ("4. Constraint, mean dR", "untied-copy", "tied", "mean dR"),
+    ("5. Constraint, held-out loss", "untied-copy", "tied", "held-out loss"),
+)
+
+
+def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
+    parts = [finished(rows), competence(rows, gate), hypotheses(rows), layers(rows)]
+    for name, (arm, less) in CONTRASTS.items():
+        parts += [contrast(rows, name, arm, less), equal_loss(rows, name, arm, less)]
+    parts += [beside(rows), training(rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def finished(rows: list[dict[str, Any]]) -> str:
+    counts = Counter(row["arm"]["name"] for row in rows)
+    versions = rows[0]["versions"]
+    made = ", ".join(f"{k} {v.split('+')[0]}" for k, v in versions.items())
+    named = ", ".join(f"{arm} {n}" for arm, n in counts.items())
+    return (
+        f"Finished runs, seeds by arm: {named}. Texts {rows[0]['texts']}; {made}. "
+        "Arms that are not named here are still to be run."
+    )
+
+
+def competence(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
+    bits = gate["bits"]
+    lines = [
+        "### Competence",
+        "",
+        f"Held-out bits a token: unigram {bits['unigram']:.3f}, bigram {bits['bigram']:.3f}, "
+        f"interpolated trigram {bits['trigram']:.3f}.",
+        "",
+        "| arm | seeds | held-out bits | SD over seeds | below |",
+        "|---|--:|--:|--:|---|",
+    ]
+    for arm in dict.fromkeys(row["arm"]["name"] for row in rows):
+        losses = last(rows, arm, lambda b: b["held_out_bits"])
+        below = [n for n in ("trigram", "bigram") if losses.max() < bits[n]]
+        lines.append(
+            f"| {arm} | {len(losses)} | {losses.mean():.3f} | {spread(losses)} "
+            f"| {below[0] if below else 'neither: no claim'} |"
+        )
+    return "\n".join(lines)
+
+
+def hypotheses(rows: list[dict[str, Any]]) -> str:
+    found = [(name, attempt(rows, *what)) for name, *what in HYPOTHESES]
+    real = [(name, e) for name, e in found if e is not None]
+    if not real:
+        return ""
+    entry = 0
+    adjusted = holm([float(e.p[entry]) for _, e in real])
+    n = len(real[0][1].seeds)
+    lines = [
+        "### The five hypotheses",
+        "",
+        f"{n} seeds; the least p that {n} seeds can give is {2 / 2**n:.4g}.",
+        "",
+        "| hypothesis | difference, bits | 95 % over seeds | SD | p | Holm |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for (name, e), p in zip(real, adjusted, strict=True):
+        mean, half = e.mean[entry], e.half_width[entry]
+        lines.append(
+            f"| {name} | {mean:+.3f} | {mean - half:+.3f} to {mean + half:+.3f} "
+            f"| {e.spread[entry]:.3f} | {e.p[entry]:.4f} | {p:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def layers(rows: list[dict[str, Any]]) -> str:
+    arms = [arm for arm in CORE if any(row["arm"]["name"] == arm for row in rows)]
+    lines = ["### By layer, mean over seeds, bits a token", ""]
+    for title, key in (
+        ("KL(final || logit lens)", "kl"),
+        ("Not there yet, R", "not_there_yet"),
+        ("Reading loss, G", "reading_loss"),
+        ("Self-copy rate (share of positions)", "copy_rate"),
+        ("Top-1 agrees with the model (share)", "agreement"),
+    ):
+        values = {arm: last(rows, arm, lambda b, key=key: b[key]).mean(axis=0) for arm in arms}
+        n_layers = len(values[arms[0]])
+        lines += [
+            f"| {title} | " + " | ".join(f"l = {i}" for i in range(n_layers)) + " |",
+            "|---|" + "--:|" * n_layers,
+            *(f"| {a} | " + " | ".join(f"{v:.3f}" for v in of) + " |" for a, of in values.items()),
+            "",
+        ]
+    return "\n".join(lines).rstrip()
+
+
+def contrast(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
+    found = {
+        quantity: attempt(rows, arm, less, quantity)
+        for quantity in (
+            "reading loss G",
+            "not there yet R",
+            "KL",
+            "usefulness X",
+            "self-copy rate",
+        )
+    }
+    if found["KL"] is None:
+        return ""
+    n = len(found["KL"].mean)
+    lines = [
+        f"### {name.capitalize()} effect: {arm} less {less}, by layer",
+        "",
+        f"{len(found['KL'].seeds)} seeds; half of the 95 % interval in brackets.",
+        "",
+        "| difference | " + " | ".join(f"l = {i}" for i in range(n)) + " |",
+        "|---|" + "--:|" * n,
+    ]
+    for quantity, e in found.items():
+        assert e is not None
+        cells = [f"{m:+.3f} ({h:.3f})" for m, h in zip(e.mean, e.half_width, strict=True)]
+        lines.append(f"| d {quantity} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def equal_loss(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
+    try:
+        points, found = at_equal_loss(rows, arm, less, "mean dG")
+        _, kls = at_equal_loss(rows, arm, less, "mean dR")
+    except SelectionError:
+        return ""
+    lines = [
+        f"At equal held-out loss ({name}), mean over the layers 1 to L - 1 and over seeds:",
+        "",
+        "| held-out bits | " + " | ".join(f"{p:.2f}" for p in points) + " |",
+        "|---|" + "--:|" * len(points),
+        "| mean dG | " + " | ".join(f"{v:+.3f}" for v in found.mean(axis=(0, 2))) + " |",
+        "| mean dR | " + " | ".join(f"{v:+.3f}" for v in kls.mean(axis=(0, 2))) + " |",
+    ]
+    return "\n".join(lines)
+
+
+def beside(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "### Beside it",
+        "",
+        "| arm | skill area | mean depth | ECE, layer L - 1 | temperature, l = 1 "
+        "| output share of the gradient | row cosine E, U | Procrustes E, U | copy score |",
+        "|---|" + "--:|" * 8,
+    ]
+    for arm in dict.fromkeys(row["arm"]["name"] for row in rows):
+        columns = [
+            last(rows, arm, of).mean()
+            for of in (
+                lambda b: b["skill_area"],
+                lambda b: b["mean_depth"],
+                lambda b: b["ece"][-2],
+                lambda b: b["temperature"][1],
+                lambda b: b["gradients"]["output_share"],
+                lambda b: b["geometry"]["row cosine"][0],
+                lambda b: b["geometry"]["Procrustes cosine"][0],
+                lambda b: b["geometry"]["copy score"],
+            )
+        ]
+        lines.append(f"| {arm} | " + " | ".join(f"{v:.3f}" for v in columns) + " |")
+    return "\n".join(lines)
+
+
+def training(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "### Along training, mean over seeds",
+        "",
+        "| arm | | " + " | ".join(f"{b['at']}" for b in rows[0]["branches"]) + " |",
+        "|---|---|" + "--:|" * len(rows[0]["branches"]),
+    ]
+    for arm in dict.fromkeys(row["arm"]["name"] for row in rows):
+        of_arm = [row for row in rows if row["arm"]["name"] == arm]
+        for title, of in (
+            ("held-out bits", lambda b: b["held_out_bits"]),
+            ("KL at l = 0", lambda b: b["kl"][0]),
+            ("mean G, 1 to L - 1", lambda b: float(np.mean(b["reading_loss"][1:-1]))),
+            ("output share of the gradient", lambda b: b["gradients"]["output_share"]),
+        ):
+            values = np.array([[of(b) for b in row["branches"]] for row in of_arm]).mean(axis=0)
+            lines.append(f"| {arm} | {title} | " + " | ".join(f"{v:.3f}" for v in values) + " |")
+    return "\n".join([*lines, "", "Columns: steps of the trunk before the branch that decays."])
+
+
+def attempt(rows: list[dict[str, Any]], arm: str, less: str, quantity: str) -> Effect | None:
+    try:
+        return effect(rows, arm, less, quantity)
+    except SelectionError:
+        return None
+
+
+def last(rows: list[dict[str, Any]], arm: str, of: Any) -> np.ndarray:
+    return np.array([of(row["branches"][-1]) for row in rows if row["arm"]["name"] == arm])
+
+
+def spread(values: np.ndarray) -> str:
+    return f"{values.std(ddof=1):.3f}" if len(values) > 1 else "-"
+
+
+def main() -> None:
+    rows = read_rows(ROWS)
+    gate = json.loads((ROWS / "gate.json").read_text("utf-8"))
+    page = PAGE.read_text("utf-8")
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    filled = f"{before}{BEGIN}\n\n{results(rows, gate)}\n\n{END}{after}"
+    PAGE.write_text(filled, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
