@@ -4,6 +4,7 @@ Nothing gathers in the model's parameters as long as gradients are taken with re
 else, by `torch.autograd.grad`.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from lens.checkpoint.readout import DirectReadout, Unembedding
 from lens.checkpoint.replay import ReplayReadout, logits_of, replaced_blocks
 from lens.checkpoint.tail import OwnTail
 from lens.checkpoint.untouched import untouched
+from lens.errors import UnsupportedArchitectureError
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -51,6 +53,27 @@ def replayed(
         replaced_blocks(replay.trunk, states, then=None),
     ):
         return logits_of(replay.model(**arguments))
+
+
+def pulled_back(
+    output: Tensor, leaves: Sequence[Tensor], force: Tensor, *, again: bool = False
+) -> tuple[Tensor, ...]:
+    """The gradient of (force . output) for each leaf; `again` keeps the graph for a further call.
+
+    Raises UnsupportedArchitectureError where the model's own code cuts the graph.
+    """
+    grads: tuple[Tensor | None, ...] = (None,)
+    if output.requires_grad:
+        grads = torch.autograd.grad(
+            output, list(leaves), force, allow_unused=True, retain_graph=again
+        )
+    found = tuple(grad for grad in grads if grad is not None)
+    if len(found) < len(leaves):
+        raise UnsupportedArchitectureError(
+            "The model's own code cuts the gradient between a state and the logits (reversible "
+            "blocks, no_grad). Missing step: the gradient of the tail. fit_ridge needs none."
+        )
+    return found
 
 
 def in_float32(unembedding: Unembedding) -> Unembedding:

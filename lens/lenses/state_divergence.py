@@ -10,7 +10,7 @@ from torch import Tensor
 from lens.checkpoint.inputs import Inputs
 from lens.checkpoint.readout import DirectReadout
 from lens.errors import UnsupportedArchitectureError
-from lens.lenses.differentiable import in_float32, prepared, replayed
+from lens.lenses.differentiable import in_float32, prepared, pulled_back, replayed
 from lens.lenses.divergence import NATS_TO_BITS, FinalRows, divergence
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class StateDivergence:
         if not with_pull:
             return found.kl_bits, torch.zeros_like(moved)
         force = found.pull * rows.read[:, None]
-        return found.kl_bits, torch.autograd.grad(own, moved, force)[0].float()
+        return found.kl_bits, pulled_back(own, [moved], force)[0].float()
 
     def _replayed(
         self, moved: Tensor, rows: StateRows, *, with_pull: bool
@@ -101,7 +101,7 @@ class StateDivergence:
                 kl = torch.where(p == 0, 0.0, p * (log_p - log_q)).sum(-1) * NATS_TO_BITS
             kls.append(kl.detach())
             pulls.append(
-                torch.autograd.grad(kl[rows.read].sum(), leaf)[0]
+                pulled_back(kl, [leaf], rows.read.to(kl))[0]
                 if with_pull
                 else torch.zeros_like(leaf)
             )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lens.lenses.differentiable import prepared
+from lens.lenses.differentiable import prepared, pulled_back
 from lens.lenses.divergence import FinalRows, divergence
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LensInfluence:
                 rows = prepared(self.checkpoint, moved)
             now = divergence(self.unembedding, rows.detach()[None], self.before)
             pull = -now.pull[0] / len(self.states)
-            leaf.grad = torch.autograd.grad(rows, leaf, pull)[0]
+            leaf.grad = pulled_back(rows, [leaf], pull)[0]
             return -now.kl_bits.mean()
 
         optimiser.step(loss)  # type: ignore[arg-type]

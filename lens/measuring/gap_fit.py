@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lens.checkpoint.readout import Unembedding
-from lens.lenses.differentiable import prepared
+from lens.lenses.differentiable import prepared, pulled_back
 from lens.lenses.divergence import NATS_TO_BITS, FinalRows, divergence, mean_lens
 from lens.linear import cross_product, ridge_map, rotation_of
 from lens.measuring.correction import Correction
@@ -227,7 +227,7 @@ class GapProblem:
         )
         names = parameters.of_the_map
         if names:
-            grads = torch.autograd.grad(rows, [leaves[name] for name in names], found.pull[0] / n)
+            grads = pulled_back(rows, [leaves[name] for name in names], found.pull[0] / n)
             for name, grad in zip(names, grads, strict=True):
                 leaves[name].grad = grad.contiguous()
         unit, bias_unit = parameters.gradient_units()

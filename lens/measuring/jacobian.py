@@ -20,6 +20,7 @@ from lens.checkpoint.untouched import untouched
 from lens.corpus import read_corpus
 from lens.errors import PromptError, ProvenanceError, ResultFileError, SelectionError
 from lens.lenses.affine import AffineLens, fitted_lens
+from lens.lenses.differentiable import pulled_back
 from lens.measuring.windows import Window, windows_of
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def jacobians(
             one_hot[torch.arange(count), torch.arange(first, first + count)] = 1.0
             force = torch.zeros_like(last)
             force[:, positions] = repeat(one_hot.to(last), "row d -> row pos d", pos=len(positions))
-            grads = torch.autograd.grad(last, leaves, force, retain_graph=first + n_rows < d_model)
+            grads = pulled_back(last, leaves, force, again=first + n_rows < d_model)
             for layer, grad in enumerate(grads):
                 rows = grad[:count, positions.to(grad.device)].double().mean(1)
                 found[layer, first : first + count] = rows.cpu()

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+import lens
 from lens.checkpoint.checkpoint import Checkpoint
+from lens.checkpoint.readout import DirectReadout
+from lens.checkpoint.tail import OwnTail
 from lens.errors import (
     ProvenanceError,
     ResultFileError,
@@ -28,6 +31,7 @@ from lens.measuring.state_batches import StateBatches
 from lens.measuring.translator_fit import TranslatorFit
 from lens.measuring.tuning import Step, fit_ridge, tune
 from lens.measuring.windows import windows_of
+from tests.architectures.build import architectures
 from tests.measuring.small import checkpoint, id_corpus
 
 OPTIONS: dict[str, Any] = {"window_tokens": 10}
@@ -159,6 +163,25 @@ def test_fitting_leaves_no_gradient_in_the_model() -> None:
 def test_the_same_seed_fits_the_same_lens() -> None:
     one, other, third = (tune(checkpoint(), id_corpus(6), **SHORT, seed=seed) for seed in (0, 0, 1))
     assert one.hash == other.hash != third.hash
+
+
+def odd(name: str) -> Checkpoint:
+    return lens.load(next(a for a in architectures() if a.model_type == name).build())
+
+
+def test_a_tail_that_only_the_model_itself_can_run_is_fitted_through() -> None:
+    model = odd("gemma3n_text")  # four streams that the tail joins
+    assert isinstance(model.readout, DirectReadout)
+    assert any(isinstance(part, OwnTail) for part in model.readout.preparation)
+    told = tune(model, id_corpus(6), **SHORT).source.options
+    before, after = (np.array(told[f"{n}_kl_bits"]) for n in ("logit_lens", "held_out"))
+    assert np.all(after <= before)
+    assert after[0] < before[0]
+
+
+def test_a_tail_without_a_gradient_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedArchitectureError, match="gradient of the tail"):
+        tune(odd("reformer"), id_corpus(6), **SHORT)
 
 
 class StoppedError(Exception):
