@@ -178,7 +178,19 @@ def measured(name: str, folder: Path, characters: int) -> None:
     found = studied(name, model, plan, told)
     place.mkdir(parents=True, exist_ok=True)
     with written_whole(place / MEASURED) as partial:
-        partial.write_bytes(pickle.dumps((found, plan, facts(model))))
+        known = {**facts(model), "unknown tokens": unknown(model, held_out)}
+        partial.write_bytes(pickle.dumps((found, plan, known)))
+
+
+def unknown(model: Any, texts: Corpus) -> str:
+    """The share of the documents' tokens that the tokenizer does not know."""
+    tokenizer = model.tokenizer
+    ids = np.concatenate(
+        [tokenizer(d.text, add_special_tokens=False)["input_ids"] for d in texts.documents]
+    )
+    if tokenizer.unk_token_id is None:
+        return "none"
+    return f"{100 * float((ids == tokenizer.unk_token_id).mean()):.0f} % of the documents"
 
 
 def told(what: str, done: Progress | None) -> None:
@@ -206,7 +218,7 @@ def section(name: str, folder: Path) -> str:
     held = kept(name, folder)
     if held is None:
         return "Not measured yet.\n"
-    found, _, _ = held
+    found, _, known = held
     output = found.output
     source, area = output.provenance, output.skill_area_interval()
     versions = ", ".join(f"{k} {v}" for k, v in source.reading.versions.items())
@@ -216,6 +228,7 @@ def section(name: str, folder: Path) -> str:
         f"{output.n_positions:,} positions of {len(output.documents)} documents "
         f"({len(set(output.sources))} sources) of {source.corpus_name}, {subject.texts}; windows "
         f"of {source.window_tokens} tokens; {source.sample_positions:,} positions read twice. "
+        f"Unknown tokens: {known.get('unknown tokens', 'not counted')}. "
         f"Weights {source.reading.model_hash[:12]}, documents {source.corpus_hash[:12]}; "
         f"{versions}; {datetime.now(UTC):%Y-%m-%d}.",
         "",

@@ -9,7 +9,7 @@ from lens.show.labels import for_html
 State = Literal["yes", "no", "undecided", "absent"]
 
 WIDTH = 960.0
-LABEL, RIGHT, TOP, CELL_HEIGHT, GAP, BOTTOM = 218.0, 4.0, 4.0, 26.0, 7.0, 34.0
+LABEL, RIGHT, TOP, CELL_HEIGHT, GAP, BOTTOM = 244.0, 4.0, 4.0, 26.0, 7.0, 34.0
 _LEAST_FOR_TEXT = 19.0
 """Narrower cells hold no number."""
 

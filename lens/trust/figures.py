@@ -59,9 +59,9 @@ def _distance(profile: LensProfile, found: tuple[UseVerdict, ...]) -> Figure:
         Line(name="95th percentile", x=layers, y=profile.kl_quantile(0.95), hue=3, dots=False),
     ]
     half = profile.n_layers // 2
+    last = f", {kl.estimate[-2]:.2f} before the last block" if half < profile.n_layers - 1 else ""
     return Figure(
-        finding=f"Distance from the model: {kl.estimate[half]:.2f} bits halfway, "
-        f"{kl.estimate[-2]:.2f} before the last block",
+        finding=f"Distance from the model: {kl.estimate[half]:.2f} bits halfway{last}",
         drawing=_drawn(lines, "KL(final ‖ lens), bits", found, "distribution", spacing="decades"),
         legend=legend(lines),
         caption="KL of the lens from the model's own final prediction, spaced by log(1 + x).",

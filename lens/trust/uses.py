@@ -30,7 +30,8 @@ class Use:
     def limit(self, threshold: float | None = None) -> str:
         """The threshold, or another one, with its sign."""
         value = self.threshold if threshold is None else threshold
-        return f"{'≥' if self.better == 'higher' else '≤'} {self.form.format(value)}"
+        sign = "≥" if self.better == "higher" else "≤"
+        return f"{sign} {self.form.format(value)}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 USES = (

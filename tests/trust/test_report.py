@@ -50,7 +50,7 @@ def test_its_text_holds_the_verdicts_and_never_credits_the_tie(written: Report) 
     text = str(written)
     assert text.startswith(("untied against tied", "The lens of untied"))
     assert "two checkpoints, not the tie" in text
-    assert text.count("the top-1 token (top-1 agreement ≥ 80%)") == 2
+    assert text.count("the top-1 token (top-1 agreement ≥\N{NO-BREAK SPACE}80%)") == 2
     assert "because of" not in text
 
 
