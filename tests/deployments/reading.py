@@ -4,20 +4,41 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
+import transformers
 
 import lens
+from lens.checkpoint.capturing import capture_parts
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.inputs import forward_arguments
 from lens.checkpoint.proof import same_numbers
+from lens.errors import UnsupportedArchitectureError
 from tests.checkpoint.test_exactness import some_inputs
 from tests.conftest import absent
+
+NO_MID = (
+    transformers.BertForMaskedLM,
+    transformers.BartForConditionalGeneration,
+    transformers.CohereForCausalLM,
+    transformers.MambaForCausalLM,
+)
 
 
 def package(name: str) -> None:
     """Skip, or fail where CI=true, without this package."""
     if find_spec(name) is None:
         absent(f"The package {name}", 'pip install -c .ci/constraints.txt -e ".[dev]"')
+
+
+def _parts_add_up(point: Checkpoint) -> None:
+    """resid_mid is there where the architecture has one, and no state is off (CaptureError)."""
+    if isinstance(point.model, NO_MID):
+        with pytest.raises(UnsupportedArchitectureError, match="has no resid_mid"):
+            _ = point.mid
+        return
+    parts = capture_parts(point, some_inputs(point), range(point.n_layers))
+    assert len(parts) == point.n_layers
 
 
 def exact(model: Any, *, run: Callable[..., Any] | None = None) -> Checkpoint:
@@ -44,5 +65,6 @@ def exact(model: Any, *, run: Callable[..., Any] | None = None) -> Checkpoint:
         inputs.ids[0].tolist(), source=[5, 6, 7] if point.seq2seq else None
     )
     assert (predictions.kl_bits[-1] == 0).all()
+    _parts_add_up(point)
     assert predictions.provenance.dtype == str(last.dtype).removeprefix("torch.")
     return point
