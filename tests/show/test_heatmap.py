@@ -35,6 +35,17 @@ def test_layers_go_up_and_each_column_is_headed_by_the_token_read_there(small):
     assert small.tokens[5] == " Paris"
 
 
+def test_rows_within_blocks_have_half_numbers_and_the_axis_says_so(small):
+    mids = replace(small, layers=np.arange(13) / 2)
+    layout = heatmap(mids).layout
+    assert [t.split()[-1] for t in layout.yaxis.ticktext][:4] == ["0", "0.5", "1", "1.5"]
+    assert "between attention and MLP" in layout.yaxis.title.text
+    assert map_of(heatmap(mids)).customdata[1][0][1] == "0.5"
+    plain = heatmap(small).layout
+    assert "between attention and MLP" not in plain.yaxis.title.text
+    assert map_of(heatmap(small)).customdata[1][0][1] == "1"
+
+
 def test_a_cell_says_its_own_top_1_in_ink_that_can_be_read(small):
     cells, sheet = heatmap(small).data[:2]
     both = [
