@@ -87,7 +87,7 @@ def beginnings(characters: int) -> Corpus:
         text = d.text or ""
         end = len(text) if len(text) <= characters else text.rfind(" ", 0, characters)
         documents.append(lens.Document(id=d.id, source=d.source, text=text[:end]))
-    name = f"sample, {characters:,} characters of each chapter"
+    name = f"sample, {characters:,} characters of each"
     return Corpus(name=name, documents=tuple(documents))
 
 
@@ -131,7 +131,7 @@ SUBJECTS = {
         corpus=beginnings,
         texts=AUSTEN,
         second_pass=4096,
-        gap_positions=1024,
+        gap_positions=256,
     ),
     "charlm": Subject(
         title="core-charlm, untied: a GPT-2 of 4 layers on characters",
@@ -206,6 +206,9 @@ def told(what: str, done: Progress | None) -> None:
 def page(folder: Path) -> str:
     """The page, with a sentence in place of what has not been measured."""
     parts = [OPENING]
+    absent = [SUBJECTS[n].title for n in SUBJECTS if not (folder / n / MEASURED).is_file()]
+    if absent:
+        parts.append(f"Not measured yet, and so without numbers here: {'; '.join(absent)}.\n")
     for name, subject in SUBJECTS.items():
         parts += [f"## {subject.title}\n", section(name, folder)]
     for pair in PAIRS:
@@ -226,7 +229,7 @@ def section(name: str, folder: Path) -> str:
     lines = [
         f"{source.reading.model_class}, {source.reading.tie}, {source.reading.readout} readout; "
         f"{output.n_positions:,} positions of {len(output.documents)} documents "
-        f"({len(set(output.sources))} sources) of {source.corpus_name}, {subject.texts}; windows "
+        f"(sources: {len(set(output.sources))}) of {source.corpus_name}, {subject.texts}; windows "
         f"of {source.window_tokens} tokens; {source.sample_positions:,} positions read twice. "
         f"Unknown tokens: {known.get('unknown tokens', 'not counted')}. "
         f"Weights {source.reading.model_hash[:12]}, documents {source.corpus_hash[:12]}; "

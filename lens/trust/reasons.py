@@ -53,7 +53,7 @@ KINDS = (
         key="representation",
         name="not there yet",
         share="R / KL: the share that the affine translator leaves",
-        means="no affine map that was fitted finds the prediction in this layer",
+        means="the affine map that was fitted does not find the prediction here; a better one may",
     ),
 )
 

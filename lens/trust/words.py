@@ -124,7 +124,8 @@ _SAYS = {
     "marginal": "most of the distance is a wrong frequency of tokens, the same in every context",
     "temperature": "most of the distance is one wrong temperature",
     "basis": "most of the distance is another basis, which an affine translator undoes",
-    "representation": "the prediction is mostly not there yet for any affine reading",
+    "representation": "most of the distance is left by the affine translator too: not there yet, "
+    "as far as that translator can tell",
 }
 
 _TOST = {
