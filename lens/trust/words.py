@@ -85,6 +85,8 @@ def comparison_headline(comparison: Comparison) -> str:
     what = {"G": "loses to reading (G)", "KL": "is off (KL)"}[comparison.headline_of]
     amount = f"{abs(float(h.estimate[0])):.2f} {comparison.unit}"
     span = f"[{h.low[0]:+.2f}, {h.high[0]:+.2f}]"
+    if h.low[0] == h.high[0] == 0:
+        return f"The lenses of {a} and {b} read alike: no difference in any document"
     if h.low[0] > 0:
         return f"The lens of {b} {what} {amount} more than that of {a} {span}"
     if h.high[0] < 0:
@@ -114,6 +116,8 @@ def _reason_in_words(reason: Reason, before: range) -> str:
 
 
 def _sign(low: float, high: float) -> str:
+    if low == high == 0:
+        return "no difference in any document"
     if low > 0:
         return "worse, the interval leaves 0 out"
     return "better, the interval leaves 0 out" if high < 0 else "the sign is undecided"

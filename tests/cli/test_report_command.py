@@ -38,7 +38,7 @@ def test_two_checkpoints_are_compared(
     command = ["report", str(tiny), str(tiny), "--corpus", str(corpus), "-o", str(page)]
     assert main([*command, "--translator", "none"]) == 0
     printed = capsys.readouterr().out
-    assert "tiny (2) against tiny (1): which lens is off (KL) more is undecided" in printed
+    assert "The lenses of tiny (1) and tiny (2) read alike" in printed
     assert "What else differs" in page.read_text(encoding="utf-8")
 
 

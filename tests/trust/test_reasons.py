@@ -1,10 +1,18 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
+from lens.measuring.comparison import Comparison, Side, compared
 from lens.trust.intervals import complement
 from lens.trust.reasons import KINDS, Reason, reasons
 from lens.trust.verdict import verdicts
-from lens.trust.words import reason_line, why_not_before
+from lens.trust.words import (
+    comparison_headline,
+    comparison_lines,
+    reason_line,
+    why_not_before,
+)
 from tests.trust.made import profile
 
 KL = [30.0, 9.0, 6.0, 3.0, 1.2, 0.3, 0.0]
@@ -72,6 +80,31 @@ def test_the_sentence_names_the_reasons_of_the_refuted_layers_alone() -> None:
     assert "no single reason" in why_not_before(verdicts(plain), reasons(plain, None))
     near = profile(kl=[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0])
     assert "No layer" in why_not_before(verdicts(near), reasons(near, None))
+
+
+def differing(first: list[float], second: list[float], **options: Any) -> Comparison:
+    sides = [
+        Side(name=name, output=profile(kl=kl, **options), through_input=None, translated=None)
+        for name, kl in (("a", first), ("b", second))
+    ]
+    return compared(*sides, confounds=())
+
+
+def test_the_headline_of_two_says_which_reads_worse_or_that_it_is_undecided() -> None:
+    lower = [0.5 * k for k in KL]
+    assert comparison_headline(differing(lower, KL)).startswith("The lens of b is off (KL) ")
+    assert " more than that of a" in comparison_headline(differing(lower, KL))
+    assert " less than that of a" in comparison_headline(differing(KL, lower))
+    assert "read alike" in comparison_headline(differing(KL, KL))
+    # The twin: the two differ, but by no more than their documents do.
+    near = [1.01 * k for k in KL]
+    sides = [
+        Side(name=n, output=profile(kl=kl, seed=s, spread=0.5), through_input=None, translated=None)
+        for n, kl, s in (("a", KL, 1), ("b", near, 2))
+    ]
+    unsure = compared(*sides, confounds=())
+    assert "is undecided" in comparison_headline(unsure)
+    assert "the sign is undecided" in comparison_lines(unsure)[0]
 
 
 def test_every_kind_has_words() -> None:
