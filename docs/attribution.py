@@ -18,15 +18,17 @@ TEXT = """# Who writes a logit
 
 The final norm divides the residual state by a length. With that length frozen at its value, a logit is linear in the state, and the state is the embedding
 plus what each block added. `lens.attribution(model, prompt, token=" Paris")` gives the parts, which add up, with a constant, to the model's own logit (to 1e-4, or it raises).
+In the terminal: `lens attribution MODEL TEXT --token TOKEN --against TOKEN`.
 
 | part | what it is |
 |---|---|
 | embedding | the state that enters block 0, positions included |
 | attention, mlp | what each module of a block added; found by what it returns, so that multipliers and norms after the module are in it |
+| cross-attention | the same of a decoder's attention to its encoder |
 | mixer | the same of a state-space block |
-| block | a block that could not be split: it norms the stream itself (BART, OPT-350m), or adds inside its modules (T5) |
-| head | the columns of the attention's last linear map that belong to one head; its bias is in the attention's part alone |
-| neuron | one column of the MLP's last linear map times its activation |
+| block | a block that could not be split: it norms the stream itself (BART, OPT-350m), so that what a part wrote is scaled again by what came after it |
+| head | the columns of the attention's last linear map that belong to one head, through a norm that follows (Gemma 2 and 3, OLMo 2), whose scale at the position is frozen as the final norm's is; biases are in the attention's part alone. Of self-attention only |
+| neuron | one column of the MLP's last linear map, through such a norm, times its activation |
 | constant | what no block writes: output bias, and the final norm's bias through W_U |
 
 `against=" Rome"` takes the difference of two logits apart. That is the better question: a constant added to every token's logit changes nothing that the model says, and is in every part of a single one.
@@ -36,7 +38,9 @@ plus what each block added. `lens.attribution(model, prompt, token=" Paris")` gi
 import lens
 
 model = lens.load("demo")
-found = lens.attribution(model, "The Eiffel Tower is located in the city of", token=" Paris", against=" Rome")
+found = lens.attribution(
+    model, "The Eiffel Tower is located in the city of", token=" Paris", against=" Rome"
+)
 found.last_mlp_share
 ```
 
@@ -50,7 +54,7 @@ rewrite the state just before the product. A large share fits that story. It doe
 - **Direct effects alone.** A head that moves information for a later MLP gets nothing here. For total effects, ablate: `model.edit`.
 - **The frozen scale is a choice.** Take a part away and the length changes too; a part that only lengthens the state scores 0 here and lowers every logit.
 - Parts of opposite sign can be much larger than their sum. Then shares are unstable, and may leave 0 to 1.
-- Where norms follow the attention or MLP (Gemma 2 and 3, OLMo 2) heads and neurons are not linear in the stream and are not given.
+- Where a norm follows the attention or MLP (Gemma 2 and 3, OLMo 2), a head taken away would change that norm's scale too: there two scales are frozen, not one.
 - With a soft-cap the number is the logit before it, and says so. A readout that is not linear after its norm (BERT's transform) and a state of several streams are refused.
 
 ## Measured

@@ -17,7 +17,7 @@ SEED, MAX_POSITIONS = 0, 256
 
 TEXT = """# Where a model keeps word frequency
 
-Before it has read anything, a model's best guess is the unigram: how often each token occurs. `lens.frequency(model, corpus)` asks where that is kept. Each carrier is
+Before it has read anything, a model's best guess is the unigram: how often each token occurs. `lens.frequency(model, corpus)` and `lens frequency MODEL --corpus F` ask where that is kept. Each carrier is
 set against log counts (Spearman's correlation over tokens that occur), and then taken away.
 
 | carrier | what it adds to the logit of token v |
