@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lens.measuring.geometry import Geometry, geometry
     from lens.measuring.gradients import GradientPaths, gradients
     from lens.measuring.jacobian import fit_jacobian, load_jacobian
+    from lens.measuring.known_profile import KnownProfile, known_profile
     from lens.measuring.meaning import MeaningSimilarity, similarity_of_meaning
     from lens.measuring.measure import measure
     from lens.measuring.neighbourhood_copy import NeighbourhoodCopy, neighbourhood_copy
@@ -87,6 +88,7 @@ __all__ = [
     "Geometry",
     "GradientPaths",
     "IncompleteCheckpointError",
+    "KnownProfile",
     "LayerPredictions",
     "LensError",
     "LensProfile",
@@ -122,6 +124,7 @@ __all__ = [
     "gradients",
     "heatmap",
     "interpolate",
+    "known_profile",
     "load",
     "load_affine",
     "load_jacobian",
@@ -161,6 +164,7 @@ _HOMES = {
     "Frequency": "lens.measuring.frequency",
     "Geometry": "lens.measuring.geometry",
     "GradientPaths": "lens.measuring.gradients",
+    "KnownProfile": "lens.measuring.known_profile",
     "LayerPredictions": "lens.lenses.predictions",
     "LensProfile": "lens.measuring.profile",
     "MeaningSimilarity": "lens.measuring.meaning",
@@ -185,6 +189,7 @@ _HOMES = {
     "gradients": "lens.measuring.gradients",
     "heatmap": "lens.show.heatmap",
     "interpolate": "lens.checkpoint.surgery",
+    "known_profile": "lens.measuring.known_profile",
     "load": "lens.checkpoint.load",
     "load_affine": "lens.lenses.affine",
     "load_jacobian": "lens.measuring.jacobian",

@@ -170,12 +170,17 @@ def _read(
         predictions = checkpoint.logit_lens(prompt, **reading)
     if output is None:
         emit(predictions_table(predictions))
-        return
-    from lens.show.export import export
+    else:
+        from lens.show.export import export
 
-    with working(f"Writing {output.name}"):
-        export(predictions, output, colour=colour)
-    emit(f"Wrote {output}")
+        with working(f"Writing {output.name}"):
+            export(predictions, output, colour=colour)
+        emit(f"Wrote {output}")
+    if reading["lens"] == "output":
+        from lens.measuring.known_profile import known_profile
+
+        if (known := known_profile(checkpoint)) is not None:
+            emit(str(known))
 
 
 def _load(model: str, **how: Any) -> Any:

@@ -98,3 +98,20 @@ def test_tune_writes_a_lens_that_measure_takes_and_goes_on_where_it_stopped(
     assert main([*command, *options, "--seed", "1"]) == 1
     assert "differs in seed" in capsys.readouterr().err
     assert main(["tune", str(folder / "untied"), "--corpus", corpus]) == 2
+
+
+def test_run_says_of_a_known_model_from_which_layer_on_its_lens_may_be_believed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import lens
+    from lens.measuring import known_profile
+
+    model = lens.load(folder / "untied")
+    profile = lens.measure(model, TEXTS[:2], fit_on=lens.read_corpus(TEXTS[2:]))
+    known = known_profile.known_of(model, profile, name="a known one", date="2026-01-01")
+    monkeypatch.setattr(known_profile, "shipped", lambda: iter([known]))
+    assert main(["run", str(folder / "untied"), "a b c"]) == 0
+    assert "the logit lens of a known one beats a context-free guess" in capsys.readouterr().out
+    for other in (["tied"], ["untied", "--readout", "input"]):
+        assert main(["run", str(folder / other[0]), "a b c", *other[1:]]) == 0
+        assert "a known one" not in capsys.readouterr().out
