@@ -32,6 +32,7 @@ encoder-decoder has three paths. On an untied model the same numbers are told of
 | output share | norm of g_out over the sum of the norms |
 | additive share | what g_out contributes along the sum: <g_out, g> / norm(g)^2; above 1 where the paths oppose |
 | cosine of paths | below 0 where one use of the matrix pulls against the other |
+| Adam's output share | the output share of the step that Adam takes, not of the gradient: see below |
 | rows by use | the same for rows by how often their token occurs in the text, most frequent tenth first, and for rows that do not occur |
 
 <!-- not run -->
@@ -42,11 +43,20 @@ paths = lens.gradients(lens.load("demo"), "sample")
 print(paths.output_share, paths.cosine, paths.group_output_share)
 ```
 
+## What Adam makes of it
+
+Adam moves an entry by m / (sqrt(v) + eps), m the running mean of its gradient and v that of its square. Each path has its own m. A tied matrix has **one v**, of the sum of the paths: u_in = m_in / (sqrt(v) + eps)
+and u_out = m_out / (sqrt(v) + eps) add up to the step that Adam takes (a test holds this against `torch.optim.Adam`). The two matrices of an untied model have each their own. Both are told of every model: what
+happens here, and what would happen otherwise ("a size for each path" of a tied model, "one size for both" of an untied one), since that is a difference between tied and untied training which no gradient shows:
+under one v the louder path sets the pace of the quieter one. `paths.adam` and `paths.adam_otherwise` hold norms, shares, cosine and groups; `adam=` takes other constants.
+
 ## When it misleads
 
 - It is the gradient **at these weights**. Of a trained model it says how the next step would go, not how the matrix came to be. Early in training the output path is reported to
   be larger still (0.90 of the gradient in the first hundred steps of one model, 0.63 by ten thousand; Lopardo et al.).
-- A share of norms is no share of the change: Adam divides each entry by its running size, so that rare rows move more than their gradient says.
+- A share of norms is no share of the change: Adam divides each entry by its running size, so that rare rows move more than their gradient says. Adam's shares stand beside for that.
+- Adam's step is as large for a row of tiny gradients as for any other, so that rows which never occur, whose step is the output path's alone, weigh by their number. Look at the groups.
+- Adam's means begin at these weights and see the batches that are measured, with the weights held still. An optimiser in the middle of training remembers a thousand batches (beta 2 is 0.999) of weights that moved.
 - Norms depend on the batch: noise does not cancel in few targets, and g_in of a rare token rests on a handful of positions. Compare shares at equal numbers of targets.
 - Text that a model was not trained on gives large losses and gradients of another kind. Use text of its own kind.
 - A lookup scale multiplies g_in (sqrt(d) in Gemma): part of a small output share may be that factor and nothing else.
