@@ -25,6 +25,7 @@ COMMANDS = (
     "twins",
     "twins train",
     "twins arms",
+    "twins rates",
     "twins reproduce",
 )
 PAGE = Path(__file__).with_name("cli.md")

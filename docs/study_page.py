@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 PAGE, ROWS = HERE / "study.md", HERE / "study"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 CORE = ("tied", "untied-copy", "untied-own")
+PICTURE = "![KL, reading loss and what is not there yet by layer, for each arm](study.png)"
 SHOWN = ("reading loss G", "not there yet R", "KL", "usefulness X", "self-copy rate")
 HYPOTHESES = (
     ("1. Constraint, mean dG", "untied-copy", "tied", "mean dG"),
@@ -31,11 +32,45 @@ HYPOTHESES = (
 
 
 def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
-    parts = [finished(rows), competence(rows, gate), hypotheses(rows), layers(rows)]
+    parts = [
+        PICTURE,
+        finished(rows),
+        competence(rows, gate),
+        rates(),
+        hypotheses(rows),
+        layers(rows),
+    ]
     for name, (arm, less) in CONTRASTS.items():
         parts += [contrast(rows, name, arm, less), equal_loss(rows, name, arm, less)]
     parts += [beside(rows), training(rows)]
     return "\n\n".join(part for part in parts if part)
+
+
+def figure(rows: list[dict[str, Any]]) -> None:
+    """KL, R and G of the core arms by layer, written beside the page."""
+    from lens.show.arms import Panel, arm_curves
+
+    arms = [arm for arm in CORE if any(row["arm"]["name"] == arm for row in rows)]
+    panels = [
+        Panel(
+            heading=heading,
+            arms={arm: last(rows, arm, lambda b, key=key: b[key]) for arm in arms},
+            logarithmic=logarithmic,
+        )
+        for heading, key, logarithmic in (
+            ("KL(final ‖ logit lens), bits", "kl", True),
+            ("reading loss G, bits", "reading_loss", True),
+            ("not there yet R, bits", "not_there_yet", False),
+        )
+    ]
+    found = effect(rows, "untied-copy", "tied", "mean dG")
+    word = "worse" if found.mean[0] > 0 else "better"
+    arm_curves(
+        *panels,
+        title=f"Untied, the lens reads {word}: mean dG {found.mean[0]:+.2f} bits a token",
+        subtitle=f"untied-copy less tied, layers 1 to L - 1, seeds: {len(found.seeds)}; "
+        "thin lines are seeds; by law 0 at the last layer",
+    ).write_image(HERE / "study.png", scale=2)
 
 
 def finished(rows: list[dict[str, Any]]) -> str:
@@ -70,6 +105,22 @@ def competence(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rates() -> str:
+    found = json.loads((ROWS / "rates.json").read_text("utf-8"))
+    lines = [
+        "### Rates",
+        "",
+        "Held-out bits a token after a quarter of the tokens, seed 1000, by factor on the rate of "
+        "the trunk and on that of the embedding matrices.",
+        "",
+        "| arm | trunk | embedding | held-out bits |",
+        "|---|--:|--:|--:|",
+    ]
+    for arm, points in found.items():
+        lines += [f"| {arm} | {t:g} | {e:g} | {loss:.3f} |" for t, e, loss in points]
+    return "\n".join(lines)
+
+
 def hypotheses(rows: list[dict[str, Any]]) -> str:
     found = [(name, attempt(rows, *what)) for name, *what in HYPOTHESES]
     real = [(name, e) for name, e in found if e is not None]
@@ -77,11 +128,11 @@ def hypotheses(rows: list[dict[str, Any]]) -> str:
         return ""
     entry = 0
     adjusted = holm([float(e.p[entry]) for _, e in real])
-    n = len(real[0][1].seeds)
+    n = max(len(e.seeds) for _, e in real)
     lines = [
         "### The five hypotheses",
         "",
-        f"{n} seeds; the least p that {n} seeds can give is {2 / 2**n:.4g}.",
+        f"Seeds: {n}; the least p that so many can give is {2 / 2**n:.4g}.",
         "",
         "| hypothesis | difference, bits | 95 % over seeds | SD | p | Holm |",
         "|---|--:|--:|--:|--:|--:|",
@@ -89,8 +140,8 @@ def hypotheses(rows: list[dict[str, Any]]) -> str:
     for (name, e), p in zip(real, adjusted, strict=True):
         mean, half = e.mean[entry], e.half_width[entry]
         lines.append(
-            f"| {name} | {mean:+.3f} | {mean - half:+.3f} to {mean + half:+.3f} "
-            f"| {e.spread[entry]:.3f} | {e.p[entry]:.4f} | {p:.4f} |"
+            f"| {name} | {mean:+.3f} | {between(mean - half, mean + half)} "
+            f"| {number(e.spread[entry])} | {e.p[entry]:.4f} | {p:.4f} |"
         )
     return "\n".join(lines)
 
@@ -99,7 +150,7 @@ def layers(rows: list[dict[str, Any]]) -> str:
     arms = [arm for arm in CORE if any(row["arm"]["name"] == arm for row in rows)]
     lines = ["### By layer, mean over seeds, bits a token", ""]
     for title, key in (
-        ("KL(final || logit lens)", "kl"),
+        ("KL(final ‖ logit lens)", "kl"),
         ("Not there yet, R", "not_there_yet"),
         ("Reading loss, G", "reading_loss"),
         ("Self-copy rate (share of positions)", "copy_rate"),
@@ -133,14 +184,14 @@ def contrast(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
     lines = [
         f"### {name.capitalize()} effect: {arm} less {less}, by layer",
         "",
-        f"{len(found['KL'].seeds)} seeds; half of the 95 % interval in brackets.",
+        f"Seeds: {len(found['KL'].seeds)}; half of the 95 % interval over seeds in brackets.",
         "",
         "| difference | " + " | ".join(f"l = {i}" for i in range(n)) + " |",
         "|---|" + "--:|" * n,
     ]
     for quantity, e in found.items():
         assert e is not None
-        cells = [f"{m:+.3f} ({h:.3f})" for m, h in zip(e.mean, e.half_width, strict=True)]
+        cells = [f"{m:+.3f} ({number(h)})" for m, h in zip(e.mean, e.half_width, strict=True)]
         lines.append(f"| d {quantity} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -219,18 +270,30 @@ def last(rows: list[dict[str, Any]], arm: str, of: Any) -> np.ndarray:
     return np.array([of(row["branches"][-1]) for row in rows if row["arm"]["name"] == arm])
 
 
+def number(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f}"
+
+
+def between(low: float, high: float) -> str:
+    return "-" if np.isnan(low) else f"{low:+.3f} to {high:+.3f}"
+
+
 def spread(values: np.ndarray) -> str:
     return f"{values.std(ddof=1):.3f}" if len(values) > 1 else "-"
 
 
-def main() -> None:
-    rows = read_rows(ROWS)
+def filled(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with its results as these rows give them."""
     gate = json.loads((ROWS / "gate.json").read_text("utf-8"))
-    page = PAGE.read_text("utf-8")
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    filled = f"{before}{BEGIN}\n\n{results(rows, gate)}\n\n{END}{after}"
-    PAGE.write_text(filled, encoding="utf-8")
+    return f"{before}{BEGIN}\n\n{results(rows, gate)}\n\n{END}{after}"
+
+
+def main() -> None:
+    rows = read_rows(ROWS)
+    PAGE.write_text(filled(PAGE.read_text("utf-8"), rows), encoding="utf-8")
+    figure(rows)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lens import __version__, cli_measure, cli_report, cli_tie, cli_tune
+from lens import __version__, cli_demo, cli_measure, cli_report, cli_tie, cli_tune
 from lens import cli_options as options
 from lens.cli_errors import Command, exit_code
-from lens.cli_files import made, require_folder
 from lens.cli_text import (
     layers_from,
     messages_from,
@@ -30,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-DEMO_PROMPT = "The Eiffel Tower is located in the city of"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,21 +53,9 @@ def _lens(
     pass
 
 
-@app.command(cls=Command, short_help="Try it: load a model, read a prompt, draw it.")
-def demo(output: options.Folder = Path("lens-demo"), debug: options.Debug = False) -> None:
-    """Load a real pretrained model without a hub, read one prompt and draw its heatmap."""
-    from lens.cli_tables import emit, predictions_table, working
-
-    require_folder(output)
-    checkpoint = _load("demo")
-    emit(repr(checkpoint))
-    emit(f"\nlens run demo {DEMO_PROMPT!r}")
-    with working("Reading the prompt"):
-        predictions = checkpoint.logit_lens(DEMO_PROMPT)
-    emit(predictions_table(predictions.select(positions=[len(predictions.input_ids) - 1])))
-    with working("Drawing the heatmap"), made(output):
-        written = predictions.save(output / "heatmap.html")
-    emit(f"The heatmap of all positions: {written.resolve()}")
+app.command(cls=Command, short_help="Try it: two twins, one tied, read and compared.")(
+    cli_demo.demo
+)
 
 
 @app.command(cls=Command, short_help="Sizes, tie and readout of a checkpoint.")

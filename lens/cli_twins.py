@@ -63,6 +63,38 @@ def arms(debug: options.Debug = False) -> None:
     emit(summary_table([(name, arm.varies) for name, arm in ARMS.items()]))
 
 
+@twins.command(cls=Command, short_help="Search an arm's learning rates.")
+def rates(
+    arm: Annotated[str, Option(help="The arm to search for.")],
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Points that were tried stay.")],
+    corpus: Corpus = "sample",
+    threads: Threads = 1,
+    debug: options.Debug = False,
+) -> None:
+    """Search the rates of trunk and embedding matrices on a coarse grid, a quarter of the tokens.
+
+    Each point is judged by its held-out loss, on a seed that the study does not use.
+    """
+    import torch
+
+    from lens.cli_tables import emit
+    from lens.study.arms import arm_of
+    from lens.study.rates import tune_rates
+    from lens.study.recipe import Recipe
+    from lens.study.texts import study_texts
+
+    torch.set_num_threads(threads)
+    recipe, chosen = Recipe(), arm_of(arm)
+
+    def told(trunk: float, embedding: float, loss: float) -> None:
+        emit(f"trunk x{trunk:g}, embedding x{embedding:g}: {loss:.4f} bits a token held out")
+
+    texts = study_texts(corpus, d_vocab=recipe.d_vocab)
+    found = tune_rates(chosen, texts, recipe, out, progress=told)
+    edge = f"; at the grid's edge: {', '.join(found.at_edge)}" if found.at_edge else ""
+    emit(f"{arm}: trunk x{found.trunk:g}, embedding x{found.embedding:g}{edge}")
+
+
 @twins.command(cls=Command, short_help="Rerun the study, or a row of it.")
 def reproduce(
     corpus: Annotated[

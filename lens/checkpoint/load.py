@@ -53,8 +53,9 @@ def load(
     """Load a pretrained language model, take it apart and prove a readout of it.
 
     `source` is a hub id, a folder, a .gguf file (or a folder that holds one), a transformers model
-    in memory, a TransformerBridge, or "demo". A path is read without any network. `dtype` is that
-    of the files by default (float32 for GGUF), the `device` the CPU. `tokenizer` stands in for the
+    in memory, a TransformerBridge, "demo", or "tied-twin" and "untied-twin", which come with lens.
+    A path is read without any network. `dtype` is that of the files by default (float32 for GGUF
+    and the twins), the `device` the CPU. `tokenizer` stands in for the
     checkpoint's own: an object, its folder, or a WordPiece vocab.txt. `cache=False` keeps no
     converted copy of a GGUF file. A model in memory is never changed.
 
@@ -105,6 +106,8 @@ def _resolve(
         trust_remote_code=trust_remote_code,
         cache=cache,
     )
+    if isinstance(source, str) and source in packages.TWINS:
+        return _of_twin(source, revision, wish)
     demo = isinstance(source, str) and source == packages.DEMO
     path = None if demo else _local_path(source)
     if path is None and not demo:
@@ -193,6 +196,17 @@ def _of_demo(wish: _Wish) -> tuple[Any, Any, Origin]:
         notes=("demo is Gemma 3 270M (base), from the package index",),
     )
     return _of_gguf(gguf.written(packages.write_demo, "gemma-3-270m.gguf"), origin, wish)
+
+
+def _of_twin(name: str, revision: str | None, wish: _Wish) -> tuple[Any, Any, Origin]:
+    """A shipped twin, in float32 unless asked otherwise: its file is bfloat16 to be small."""
+    if revision is not None:
+        raise SelectionError(f"{name!r} comes with lens and has no revision {revision!r}.")
+    if wish.dtype is None:
+        wish = dataclasses.replace(wish, dtype=torch.float32)
+    note = "shipped with lens: trained to differ from its twin in the tie alone"
+    origin = Origin(model_id=name, format="", notes=(note,))
+    return _of_folder(packages.twin_folder(name), origin, wish)
 
 
 def _of_memory(source: Any, tokenizer: Any) -> tuple[Any, Any, Origin]:

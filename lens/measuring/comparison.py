@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lens.errors import SelectionError
+from lens.measuring.confounds import caution
 from lens.measuring.profile import LensProfile
 from lens.measuring.skill import area, skill
 from lens.measuring.statistics import MARGIN, Interval, Verdict, bootstrap, verdict
@@ -89,11 +90,7 @@ class Comparison:
                 "No tuned lens was given: G (the lens' part) and R (the representation's) are not "
                 "told apart, and dKL, dX stand alone."
             )
-        lines.append(
-            "These are two checkpoints, not the tie: they also differ in "
-            + "; ".join(self.confounds)
-            + "."
-        )
+        lines.append(caution(self.confounds).rstrip(".") + ".")
         return "\n".join(lines)
 
     def to_frame(self) -> "pd.DataFrame":

@@ -1,9 +1,11 @@
 """What else differs between two checkpoints: read from both, so that no difference is credited
 to the tie alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lens.checkpoint import packages
 from lens.checkpoint.readout import DirectReadout
 from lens.measuring.measure import tokenizer_hash
 
@@ -30,8 +32,11 @@ class Confound:
 def confounds(first: "Checkpoint", second: "Checkpoint") -> tuple[Confound, ...]:
     """Everything read from both checkpoints in which they differ, and the training data.
 
-    The tie itself is left out: it is what the comparison is about.
+    The tie itself is left out: it is what the comparison is about. Of the twins that come with
+    lens nothing else differs.
     """
+    if packages.are_twins(first.origin.model_id, second.origin.model_id):
+        return ()
     ours, theirs = facts(first), facts(second)
     found = [
         Confound(what=name, first=ours[name], second=theirs[name])
@@ -39,6 +44,16 @@ def confounds(first: "Checkpoint", second: "Checkpoint") -> tuple[Confound, ...]
         if ours[name] != theirs[name]
     ]
     return (*found, Confound(what="training data and recipe", first="unknown", second="unknown"))
+
+
+def caution(differing: Sequence[str]) -> str:
+    """One sentence on what a difference between two checkpoints may be credited to."""
+    if not differing:
+        return (
+            "These are matched twins: they differ in the tie and in nothing else. "
+            "This is one pair of them."
+        )
+    return "These are two checkpoints, not the tie: they also differ in " + "; ".join(differing)
 
 
 def facts(checkpoint: "Checkpoint") -> dict[str, str]:

@@ -38,7 +38,7 @@ def profile_curves(*profiles: LensProfile, title: str | None = None) -> go.Figur
     figure.update_yaxes(range=[-1.05, 1.05], row=1, col=2)
     figure.update_yaxes(range=[-0.02, 1.02], row=1, col=3)
     first = profiles[0]
-    return _titled(
+    return titled(
         figure,
         profile_finding(first) if title is None else title,
         f"{first.n_positions:,} positions of {len(first.documents)} documents of "
@@ -66,7 +66,7 @@ def comparison_curves(comparison: Comparison, *, title: str | None = None) -> go
                 col=number,
             )
         figure.add_hline(y=0, line={"color": FAINT, "width": 1}, row=1, col=number)  # type: ignore[arg-type]
-    return _titled(
+    return titled(
         figure,
         comparison_finding(comparison) if title is None else title,
         f"{comparison.headline.n_documents} documents; shaded: 95 % interval at each depth; "
@@ -150,7 +150,8 @@ def _line(
     )
 
 
-def _titled(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
+def titled(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
+    """Words, fonts and colours that all curves have; plotly's own template stays out of it."""
     figure.update_layout(
         font={"family": FONT, "size": 12, "color": INK},
         plot_bgcolor="#ffffff",

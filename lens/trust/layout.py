@@ -6,7 +6,7 @@ from importlib.resources import files
 from string import Template
 
 from lens.measuring.comparison import Comparison
-from lens.measuring.confounds import Confound
+from lens.measuring.confounds import Confound, caution
 from lens.show.labels import for_html
 from lens.show.ribbons import HATCH
 from lens.trust import appendix, markup, sections
@@ -47,16 +47,15 @@ def page_of_two(
             f"These are two checkpoints, not one with and without the tie. Besides the tie they "
             f"differ in {len(confounds)} things, listed below, and no difference on this page "
             "can be credited to any one of them."
+            if confounds
+            else caution([])
         ),
         *(
             markup.heading(3, f.headline) + sections.verdict_figure(f)
             for f in findings
         ),
         _differences(comparison),
-        markup.heading(2, "What else differs", anchor="confounds"),
-        markup.table(
-            ("", first, second), [(c.what, c.first, c.second) for c in confounds], strong=0
-        ),
+        *_what_else(first, second, confounds),
     ]  # fmt: skip
     for number, found in enumerate(findings, 1):
         body.append(markup.heading(2, found.subject.name, anchor=f"m{number}"))
@@ -64,6 +63,16 @@ def page_of_two(
         body.extend(_chapter(found, f"-{number}", level=3))
     body.extend(_back(findings, plan, two=True))
     return _page(title, body)
+
+
+def _what_else(first: str, second: str, confounds: Sequence[Confound]) -> list[str]:
+    if not confounds:
+        return []
+    rows = [(c.what, c.first, c.second) for c in confounds]
+    return [
+        markup.heading(2, "What else differs", anchor="confounds"),
+        markup.table(("", first, second), rows, strong=0),
+    ]
 
 
 _BACK = [("words", "words"), ("sources", "sources"), ("repeat", "repeat")]

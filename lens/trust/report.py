@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lens.corpus import Corpus, read_corpus
 from lens.errors import ExportError, SelectionError
 from lens.measuring.comparison import Comparison, compared
-from lens.measuring.confounds import Confound, confounds
+from lens.measuring.confounds import Confound, caution, confounds
 from lens.measuring.measure import Progress
 from lens.measuring.profile_file import written_whole
 from lens.show.export import require_exportable
@@ -38,10 +38,7 @@ class Report:
         lines = []
         if self.comparison is not None:
             lines += [comparison_headline(self.comparison), *comparison_lines(self.comparison)]
-            lines.append(
-                "These are two checkpoints, not the tie: they also differ in "
-                + ", ".join(c.what for c in self.confounds)
-            )
+            lines.append(caution([c.what for c in self.confounds]))
         for found in self.findings:
             lines += [found.headline, *(f"  {verdict_line(v)}" for v in found.verdicts)]
             lines.append(f"  {found.why_not_before}")

