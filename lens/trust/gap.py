@@ -64,5 +64,5 @@ def _order_table(found: Decomposition, order: str) -> str:
     headings = ("layer", "logit lens", *ORDERS[order], LEFT)
     first = "" if order == READOUT_FIRST else "The same in another order: "
     return markup.paragraph(f"{first}{order}, drops in bits, 95 % over documents.", "note") + (
-        markup.table(headings, rows, kind="number")
+        markup.table(headings, rows, kind="number small")
     )

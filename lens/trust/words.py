@@ -35,10 +35,9 @@ def why_not_before(found: Sequence[UseVerdict], given: Sequence[Reason]) -> str:
     if not len(before):
         return "No layer after the embedding is refuted."
     if not told:
-        return (
-            f"At {layers_in_words(before)} no single reason stands for more than half of the "
-            "distance."
-        )
+        absent = [reason.kind.name for reason in given if reason.found is None]
+        rest = f"; not measured: {', '.join(absent)}" if absent else ""
+        return f"At {layers_in_words(before)} no reason that was measured stands out{rest}."
     return "Why not before: " + "; ".join(told) + "."
 
 
@@ -133,8 +132,8 @@ _SAYS = {
 }
 
 _TOST = {
-    "better": "{b} reads better, the 95 % interval leaves 0 out.",
-    "worse": "{b} reads worse, the 95 % interval leaves 0 out.",
+    "better": "the lens of {b} reads better, the 95 % interval leaves 0 out.",
+    "worse": "the lens of {b} reads worse, the 95 % interval leaves 0 out.",
     "equivalent": "equivalent, the 90 % interval lies inside ±{margin} (two one-sided tests).",
     "undecided": "undecided, neither 0 nor a difference of {margin} is excluded.",
 }

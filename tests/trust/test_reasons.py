@@ -77,7 +77,10 @@ def test_the_sentence_names_the_reasons_of_the_refuted_layers_alone() -> None:
         "Why not before: at layer 1 the lens mostly repeats the token that stands there."
     )
     plain = profile(kl=KL)
-    assert "no single reason" in why_not_before(verdicts(plain), reasons(plain, None))
+    assert why_not_before(verdicts(plain), reasons(plain, None)) == (
+        "At layers 1 to 4 no reason that was measured stands out; not measured: another basis, "
+        "not there yet."
+    )
     near = profile(kl=[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0])
     assert "No layer" in why_not_before(verdicts(near), reasons(near, None))
 
