@@ -6,7 +6,8 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+# Two workers on two cores (pytest -n 2): a thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 
 import importlib.util
 import random
@@ -20,6 +21,16 @@ import numpy as np
 import pytest
 
 SEED = 20240
+REAL_MODELS = ("gemma3", "smollm2")
+"""Fixtures that take seconds and a gigabyte: the tests of one share a worker."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file share a worker, and so do those of one real model."""
+    for item in items:
+        used = getattr(item, "fixturenames", ())
+        group = next((name for name in REAL_MODELS if name in used), str(item.path))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def absent(what: str, remedy: str) -> NoReturn:
