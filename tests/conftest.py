@@ -20,17 +20,10 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+# One browser for all folders: a second one in the same process would not start.
+from tests.browsing import browser, module_opened, opened  # noqa: F401
+
 SEED = 20240
-REAL_MODELS = ("gemma3", "smollm2")
-"""Fixtures that take seconds and a gigabyte: the tests of one share a worker."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file share a worker, and so do those of one real model."""
-    for item in items:
-        used = getattr(item, "fixturenames", ())
-        group = next((name for name in REAL_MODELS if name in used), str(item.path))
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def absent(what: str, remedy: str) -> NoReturn:

@@ -48,14 +48,15 @@ def scale_of(
         low, high = 0.0, 1.0
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    if spacing == "decades":
+    # Within 1 of 0 the logarithm is all but even, and its marks would be 0 alone.
+    if spacing == "decades" and max(abs(low), abs(high)) > 1.0:
         return Scale(low=low, high=high, spacing=spacing, ticks=_decade_ticks(low, high))
     step = _step((high - low) / n_ticks)
     step = max(1.0, float(round(step))) if whole else step
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     ticks = tuple(round(i * step, 10) for i in range(first, last + 1))
-    return Scale(low=low, high=high, spacing=spacing, ticks=ticks)
+    return Scale(low=low, high=high, spacing="even", ticks=ticks)
 
 
 def tick_text(value: float) -> str:

@@ -110,6 +110,7 @@ def test_a_known_shift_is_found(model: Checkpoint) -> None:
     assert left["shift"] < 0.3 * left["frequency"]
 
 
+@pytest.mark.slow
 def test_a_known_scale_is_found(model: Checkpoint) -> None:
     scale = torch.rand(D_MODEL, generator=torch.Generator().manual_seed(6)) * 3 + 0.3
     drops, left = ladder(problem(model, moved=scale.diag()), "map first")
@@ -130,6 +131,7 @@ def test_a_known_rotation_is_found(model: Checkpoint) -> None:
     assert other["rotation"] < 0.05
 
 
+@pytest.mark.slow
 def test_a_known_linear_map_is_found(model: Checkpoint) -> None:
     random = torch.randn(D_MODEL, D_MODEL, generator=torch.Generator().manual_seed(8))
     map_ = torch.eye(D_MODEL) + 0.1 * random
@@ -177,13 +179,14 @@ def test_the_first_rung_is_the_logit_lens(found: Decomposition, model: Checkpoin
         model, held, layers=[0, 2], positions=100, max_documents=64, window_tokens=10, seed=0
     )
     p = model.readout.logits(sample.final).double().numpy()
+    # Summed in float32 there; 5e-5 is what every path is held to.
     for row, layer in enumerate((0, 2)):
         q = model.readout.logits(sample.states[layer]).double().numpy()
         kl = metrics.kl_bits(p, q)
-        assert found.kl_bits()[row, 0] == pytest.approx(kl.mean(), rel=1e-5)
+        assert found.kl_bits()[row, 0] == pytest.approx(kl.mean(), rel=5e-5)
         for place, document in enumerate(found.documents):
             mine = kl[sample.documents == document]
-            assert found.sums[0, row, 0, place] == pytest.approx(mine.sum(), rel=1e-5)
+            assert found.sums[0, row, 0, place] == pytest.approx(mine.sum(), rel=5e-5)
             assert found.counts[place] == len(mine)
 
 
@@ -219,6 +222,7 @@ def test_a_decomposition_reads_back_equal(found: Decomposition, tmp_path: Path) 
         read_decomposition(tmp_path / "gap.json")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(found: Decomposition, model: Checkpoint) -> None:
     assert decompose(model, id_corpus(20), layers=[2, 0], **SMALL) == found
     assert decompose(model, id_corpus(20), layers=[0, 2], seed=1, **SMALL) != found
@@ -251,6 +255,7 @@ def test_a_correction_composes_as_it_says() -> None:
     assert torch.equal(moved, torch.tensor([[10.0, 5.0, 2.0]]))  # first scaled, then turned
 
 
+@pytest.mark.slow
 def test_a_reduced_vocabulary_stands_for_the_whole(
     model: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,3 +106,8 @@ def test_a_ribbon_has_a_cell_for_each_layer_in_its_state() -> None:
     cells = re.findall(r"<g><title>(\w)</title><rect class=\"good (\w+)\"", svg)
     assert cells == list(zip("pqrs", states, strict=True))
     assert svg.count("url(#hatch)") == 1
+
+
+def test_small_differences_get_ticks_beside_zero() -> None:
+    assert scale_of(-0.03, 0.02, spacing="decades").ticks == (-0.03, -0.02, -0.01, 0.0, 0.01, 0.02)
+    assert len(scale_of(-20.0, 0.5, spacing="decades").ticks) >= 4

@@ -11,8 +11,8 @@ from lens.errors import MissingPackageError
 from lens.show.export import export
 from lens.show.heatmap import heatmap
 from lens.show.pictures import MOST_PNG_PX, OFFLINE, _scale, picture
+from tests.browsing import system_chromium
 from tests.conftest import absent
-from tests.show.conftest import chromium
 from tests.show.made import made
 
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF-"}
@@ -29,7 +29,7 @@ def with_kaleido():
 @pytest.fixture(scope="session")
 def kaleido_server():
     """One browser for all pictures of the run."""
-    chromium()
+    system_chromium()
     kaleido = with_kaleido()
     kaleido.start_sync_server(n=1, silence_warnings=True, **OFFLINE)
     yield

@@ -7,8 +7,8 @@ from tests.measuring.small import checkpoint, id_corpus
 
 
 def test_at_each_layer_the_better_of_both_fits_is_taken_on_documents_that_neither_saw() -> None:
-    model, corpus = checkpoint(), id_corpus(24)
-    how = {"steps": 30, "learning_rate": 1e-2, "window_tokens": 10}
+    model, corpus = checkpoint(), id_corpus(12)
+    how = {"steps": 6, "learning_rate": 1e-2, "window_tokens": 10}
     lens, by_kl = best_affine(model, corpus, **how)
     places = np.arange(len(corpus))
     seen = corpus.select(places[places % CHECKED_ONE_IN != 0].tolist())

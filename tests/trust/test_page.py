@@ -12,7 +12,6 @@ from lens.measuring.correction import ORDERS
 from lens.show.labels import for_html, labels
 from lens.trust.layout import page_of_one, page_of_two
 from lens.trust.sections import Findings
-from tests.show.conftest import browser, module_opened, opened  # noqa: F401
 from tests.show.made import AWKWARD, made
 from tests.trust.made import gap, plan, subject
 
@@ -153,7 +152,7 @@ def test_every_link_of_the_page_leads_to_a_place_on_it(one_page: str, two_page: 
 def test_in_a_browser_it_is_whole_quiet_and_readable(
     scheme: str,
     two_page: str,
-    opened,  # noqa: F811
+    opened,
 ) -> None:
     tab = opened(two_page, ready="h1", width=700, color_scheme=scheme)
     assert tab.evaluate(HACKED)
@@ -169,7 +168,7 @@ def test_in_a_browser_it_is_whole_quiet_and_readable(
 
 
 @pytest.mark.browser
-def test_an_unescaped_token_would_run(opened) -> None:  # noqa: F811
+def test_an_unescaped_token_would_run(opened) -> None:
     """The twin: without the page's policy and its escaping the same text does something."""
     tab = opened(AWKWARD["script"].replace("</script>", "", 1), ready=None)
     tab.wait_for_function("window.hacked === 1", timeout=10_000)
