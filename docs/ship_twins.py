@@ -4,7 +4,7 @@
     python docs/ship_twins.py twins-runs docs/study
 
 Two seeds of tied and untied-copy: the last branch's weights in bfloat16, the tokenizer, and a
-model card with what they lose by the rounding.
+model card with the held-out loss of each run before the rounding.
 """
 
 import argparse

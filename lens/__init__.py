@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from lens.measuring.profile import LensProfile
     from lens.measuring.profile_file import read_profile
     from lens.measuring.readout_arms import ReadoutArms, readout_arms
+    from lens.measuring.ridge import fit_ridge
     from lens.measuring.surgery_sweep import SurgerySweep, surgery_sweep
     from lens.measuring.token_energy import TokenEnergy, token_energy
-    from lens.measuring.tuning import fit_ridge, tune
+    from lens.measuring.tuning import tune
     from lens.show.export import export
     from lens.show.heatmap import heatmap
     from lens.show.tables import read_predictions
@@ -183,7 +184,7 @@ _HOMES = {
     "decompose": "lens.measuring.decompose",
     "export": "lens.show.export",
     "fit_jacobian": "lens.measuring.jacobian",
-    "fit_ridge": "lens.measuring.tuning",
+    "fit_ridge": "lens.measuring.ridge",
     "frequency": "lens.measuring.frequency",
     "geometry": "lens.measuring.geometry",
     "gradients": "lens.measuring.gradients",

@@ -11,7 +11,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.envi
 
 import importlib.util
 import random
-import shutil
 import socket
 import sys
 from pathlib import Path
@@ -61,16 +60,6 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Path:
-    """The system's Chromium."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return Path(found)
-    absent("Chromium", "apt-get install -y chromium")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from lens.corpus import Corpus, read_corpus
 from lens.errors import PromptError
 from lens.lenses.affine import AffineLens, fitted_lens, unembedding_hashes
 from lens.lenses.state_divergence import StateDivergence, StateRows
-from lens.measuring.ridge import fit_ridge
 from lens.measuring.state_batches import StateBatches, rows_of
 from lens.measuring.translator_fit import TranslatorFit
 from lens.measuring.tuning_folder import TuningFolder
@@ -19,8 +18,6 @@ from lens.measuring.windows import Window, windows_of
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
-
-__all__ = ["Step", "fit_ridge", "tune"]
 
 HELD_OUT_SHARE = 10
 """One document of so many is held out."""

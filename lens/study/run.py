@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -209,8 +209,7 @@ class _Session:
         model = self.running.model
         if bool(model.config.tie_word_embeddings) != tied:
             start = "tied" if tied else "copy"
-            arm = Arm(name=self.arm.name, start=start, family=self.arm.family)
-            model = build(arm, self.recipe, self.seed)
+            model = build(replace(self.arm, start=start), self.recipe, self.seed)
         model.load_state_dict(state["model"])
         optimiser = optimiser_of(model, self.arm, self.recipe)
         optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))

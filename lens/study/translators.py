@@ -11,7 +11,8 @@ from lens.corpus import Corpus
 from lens.errors import SelectionError
 from lens.lenses.affine import AffineLens
 from lens.measuring.measure import measure
-from lens.measuring.tuning import fit_ridge, tune
+from lens.measuring.ridge import fit_ridge
+from lens.measuring.tuning import tune
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint

@@ -13,7 +13,8 @@ from lens.measuring.decompose import decompose
 from lens.measuring.decomposition import Decomposition, read_decomposition
 from lens.measuring.measure import Progress, measure
 from lens.measuring.profile import LensProfile
-from lens.measuring.tuning import fit_ridge, tune
+from lens.measuring.ridge import fit_ridge
+from lens.measuring.tuning import tune
 from lens.trust.subject import Plan, Subject
 
 if TYPE_CHECKING:

@@ -27,9 +27,10 @@ from lens.errors import (
 from lens.lenses.affine import AffineLens, AffineSource, load_affine, unembedding_hashes
 from lens.lenses.state_divergence import StateDivergence, StateRows
 from lens.measuring.measure import measure
+from lens.measuring.ridge import fit_ridge
 from lens.measuring.state_batches import StateBatches
 from lens.measuring.translator_fit import TranslatorFit
-from lens.measuring.tuning import Step, fit_ridge, tune
+from lens.measuring.tuning import Step, tune
 from lens.measuring.windows import windows_of
 from tests.architectures.build import architectures
 from tests.measuring.small import checkpoint, id_corpus

@@ -1,7 +1,8 @@
 import numpy as np
 
 from lens.measuring.measure import measure
-from lens.measuring.tuning import fit_ridge, tune
+from lens.measuring.ridge import fit_ridge
+from lens.measuring.tuning import tune
 from lens.study.translators import CHECKED_ONE_IN, best_affine
 from tests.measuring.small import checkpoint, id_corpus
 
