@@ -134,8 +134,8 @@ SUBJECTS = {
         load=lambda: lens.load("demo"),
         corpus=beginnings,
         texts=AUSTEN,
-        documents=24,
-        second_pass=0,
+        second_pass=512,
+        translator="none",
     ),
     "opennmt": Subject(
         title="opennmt-lm, untied: a GPT-2 of 2 layers on words, with an output bias",
