@@ -6,8 +6,8 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Two workers on two cores (pytest -n 2): a thread each.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# Two workers on two cores (pytest -n 2): a thread each, and one for each process that they start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import importlib.util
 import random
