@@ -40,7 +40,7 @@ from lens.trust.verdict import verdicts
 from lens.trust.words import comparison_lines, reason_line
 
 PAGE = Path(__file__).with_name("results.md")
-CHARACTERS = 1_000
+CHARACTERS = 1_100
 """Of each chapter of the sample so many characters are read."""
 
 SHORT = "short"
