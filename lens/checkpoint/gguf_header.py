@@ -129,10 +129,23 @@ def _value(file: BinaryIO, kind: int) -> Any:
     inner, length = _scalar(file, "I"), _count(file)
     if inner in _SCALARS:
         _bytes(file, struct.calcsize("<" + _SCALARS[inner]) * length)
+    elif inner == _STRING:
+        _pass_strings(file, length)
     else:
         for _ in range(length):
             _value(file, inner)
     return length
+
+
+def _pass_strings(file: BinaryIO, length: int) -> None:
+    """Pass over the strings of an array in one loop: a vocabulary has hundreds of thousands."""
+    read, count_of = file.read, struct.Struct("<Q").unpack
+    for _ in range(length):
+        (count,) = count_of(read(8))
+        if count > _LIMIT:
+            raise OverflowError(f"a count of {count:,}")
+        if len(read(count)) < count:
+            raise EOFError(f"a string of {count:,} bytes ends behind the file")
 
 
 def _scalar(file: BinaryIO, code: str) -> Any:
