@@ -13,6 +13,7 @@ import numpy as np
 
 from lens.errors import SelectionError
 from lens.measuring.statistics import holm
+from lens.study.drift import mean_likeness, read_matrices
 from lens.study.effects import CONTRASTS, Effect, at_equal_loss, effect
 from lens.study.measured import read_rows
 
@@ -42,7 +43,7 @@ def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
     ]
     for name, (arm, less) in CONTRASTS.items():
         parts += [contrast(rows, name, arm, less), equal_loss(rows, name, arm, less)]
-    parts += [beside(rows), training(rows)]
+    parts += [beside(rows), matrices(), training(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -218,8 +219,9 @@ def beside(rows: list[dict[str, Any]]) -> str:
         "### Beside it",
         "",
         "| arm | skill area | mean depth | ECE, layer L - 1 | temperature, l = 1 "
-        "| output share of the gradient | row cosine E, U | Procrustes E, U | copy score |",
-        "|---|" + "--:|" * 8,
+        "| output share of the gradient | of Adam's step | row cosine E, U | Procrustes E, U "
+        "| copy score | written by attention | by the MLPs | by the last MLP |",
+        "|---|" + "--:|" * 12,
     ]
     for arm in dict.fromkeys(row["arm"]["name"] for row in rows):
         columns = [
@@ -230,13 +232,64 @@ def beside(rows: list[dict[str, Any]]) -> str:
                 lambda b: b["ece"][-2],
                 lambda b: b["temperature"][1],
                 lambda b: b["gradients"]["output_share"],
+                lambda b: b["gradients"]["adam_output_share"],
                 lambda b: b["geometry"]["row cosine"][0],
                 lambda b: b["geometry"]["Procrustes cosine"][0],
                 lambda b: b["geometry"]["copy score"],
+                lambda b: b["written"]["attention"],
+                lambda b: b["written"]["mlp"],
+                lambda b: b["written"]["last mlp"],
             )
         ]
         lines.append(f"| {arm} | " + " | ".join(f"{v:.3f}" for v in columns) + " |")
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Written: the share of each kind of part in the logit of the model's own first choice, "
+            "under the frozen final norm, summed over documents.",
+        ]
+    )
+
+
+def matrices() -> str:
+    """Which matrix of the untied twin the tied one is like, and where training took each."""
+    found = read_matrices(ROWS)
+    arms = [arm for arm in ("untied-copy", "untied-own") if any(r["arm"] == arm for r in found)]
+    if not arms:
+        return ""
+    lines = ["### The matrices, within and across twins of a seed", ""]
+    lines += [
+        "| compared | " + " | ".join(f"{arm}: row cosine | Procrustes" for arm in arms) + " |"
+    ]
+    lines += ["|---|" + "--:|" * (2 * len(arms))]
+    keys = ("row_cosine", "procrustes")
+    for name in found[0]["likeness"]:
+        cells = []
+        for arm in arms:
+            of_arm = [row for row in found if row["arm"] == arm]
+            cells += [
+                f"{mean_likeness(of_arm, name, key):.3f} "
+                f"({mean_likeness(of_arm, name, f'chance_{key}'):.3f})"
+                for key in keys
+            ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    counts = ", ".join(f"{arm} {sum(row['arm'] == arm for row in found)}" for arm in arms)
+    moved = {
+        name: np.mean([row["moved"][name] for row in found if row["arm"] == arms[0]])
+        for name in found[0]["moved"]
+    }
+    far = ", ".join(f"{name} {value:.1f}" for name, value in moved.items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f'Mean over seeds ({counts}); in brackets the same with permuted rows. "Moved" is '
+            "W - W_0. Two tied twins of different seeds are the ceiling: they begin with different "
+            "matrices, so that only a rotation can match them. "
+            f"|W - W_0| / |W_0|, {arms[0]}: {far}.",
+        ]
+    )
 
 
 def training(rows: list[dict[str, Any]]) -> str:
@@ -253,6 +306,7 @@ def training(rows: list[dict[str, Any]]) -> str:
             ("KL at l = 0", lambda b: b["kl"][0]),
             ("mean G, 1 to L - 1", lambda b: float(np.mean(b["reading_loss"][1:-1]))),
             ("output share of the gradient", lambda b: b["gradients"]["output_share"]),
+            ("output share of Adam's step", lambda b: b["gradients"]["adam_output_share"]),
         ):
             values = np.array([[of(b) for b in row["branches"]] for row in of_arm]).mean(axis=0)
             lines.append(f"| {arm} | {title} | " + " | ".join(f"{v:.3f}" for v in values) + " |")

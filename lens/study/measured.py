@@ -10,6 +10,7 @@ import numpy as np
 from lens.checkpoint.load import load
 from lens.corpus import Corpus
 from lens.errors import ResultFileError
+from lens.measuring.adam_paths import AdamSettings
 from lens.measuring.geometry import MEASURES, geometry
 from lens.measuring.gradients import gradients
 from lens.measuring.measure import measure
@@ -18,6 +19,7 @@ from lens.study.recipe import Recipe
 from lens.study.run import LOG, RUN, branch_folder, is_finished, replace_file
 from lens.study.texts import StudyTexts
 from lens.study.translators import best_affine
+from lens.study.written import written_by
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -63,18 +65,26 @@ def measure_run(
     branches = []
     for at in recipe.branch_at:
         path = branch_folder(place, at) / "measured.json"
-        row = _kept(path, made_with)
-        if row is None:
+        row: dict[str, Any] = _kept(path, made_with) or {}
+        if not row or any(name not in row for name in BESIDE):
             last = at == recipe.branch_at[-1]
             documents = texts.held_out.take(LAST_DOCUMENTS if last else EARLY_DOCUMENTS)
-            row = {"at": at, "tokens": (at + recipe.branch_steps) * recipe.tokens_per_step}
-            row |= measure_checkpoint(
-                load(branch_folder(place, at)),
-                fit,
-                documents,
-                window_tokens=recipe.window_tokens,
-                **options,
-            )
+            model = load(branch_folder(place, at))
+            if not row:
+                row = {"at": at, "tokens": (at + recipe.branch_steps) * recipe.tokens_per_step}
+                row |= measure_checkpoint(
+                    model,
+                    fit,
+                    documents,
+                    window_tokens=recipe.window_tokens,
+                    tuning_steps=tuning_steps,
+                    tuning_rate=tuning_rate,
+                    sample_positions=sample_positions,
+                )
+            for name, of in BESIDE.items():
+                # What a later version measures besides is added to a row that is there.
+                if name not in row:
+                    row[name] = of(model, documents, recipe, gradient_targets)
             text = json.dumps(row | {"options": made_with})
             replace_file(path, lambda partial, text=text: partial.write_text(text, "utf-8"))
         branches.append(row)
@@ -92,7 +102,6 @@ def measure_checkpoint(
     tuning_steps: int,
     tuning_rate: float,
     sample_positions: int,
-    gradient_targets: int,
 ) -> dict[str, Any]:
     """Reading loss, what is not there yet, usefulness and the rest, by layer, on held-out texts.
 
@@ -122,20 +131,47 @@ def measure_checkpoint(
     if model.tie.verdict not in ("shared parameter", "shared storage"):
         through = measure(model, held_out, lens="input", window_tokens=window_tokens)
         row["input_lens_kl"] = _numbers(through.mean("kl_bits"))
-    paths = gradients(
-        model, held_out, window_tokens=window_tokens, max_targets=gradient_targets, batch_size=16
+    return row
+
+
+def _paths(model: "Checkpoint", held_out: Corpus, recipe: Recipe, targets: int) -> dict[str, Any]:
+    """What comes to the matrices by the output, of the gradient and of the twins' Adam step."""
+    found = gradients(
+        model,
+        held_out,
+        window_tokens=recipe.window_tokens,
+        max_targets=targets,
+        batch_size=16,
+        adam=AdamSettings(beta_1=recipe.beta1, beta_2=recipe.beta2),
     )
-    shape = geometry(model)
-    return row | {
-        "gradients": {
-            "output_share": paths.output_share,
-            "additive_share": paths.additive_share,
-            "cosine": paths.cosine,
-            "output_share_by_decile": _numbers(paths.group_output_share[:10]),
-        },
-        "geometry": {name: _numbers(shape.values[i]) for i, name in enumerate(MEASURES)}
-        | {"copy score": shape.copy_score},
+    return {
+        "output_share": found.output_share,
+        "additive_share": found.additive_share,
+        "cosine": found.cosine,
+        "output_share_by_decile": _numbers(found.group_output_share[:10]),
+        "adam_output_share": found.adam.output_share,
+        "adam_additive_share": found.adam.additive_share,
+        "adam_output_share_by_decile": _numbers(found.adam.group_output_share[:10]),
     }
+
+
+def _shape(model: "Checkpoint", *_: Any) -> dict[str, Any]:
+    """E against U, as they are and centred."""
+    shape = geometry(model)
+    values = {name: _numbers(shape.values[i]) for i, name in enumerate(MEASURES)}
+    return values | {"copy score": shape.copy_score}
+
+
+def _written(model: "Checkpoint", held_out: Corpus, recipe: Recipe, _: int) -> dict[str, float]:
+    return written_by(model, held_out, window_tokens=recipe.window_tokens)
+
+
+BESIDE: dict[str, Callable[..., dict[str, Any]]] = {
+    "gradients": _paths,
+    "geometry": _shape,
+    "written": _written,
+}
+"""Parts of a row that do not depend on a lens, by name."""
 
 
 def _of_profile(profile: LensProfile) -> dict[str, Any]:

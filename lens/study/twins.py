@@ -8,6 +8,7 @@ from typing import Any
 
 from lens.errors import SelectionError
 from lens.study.arms import ARMS, CORE, arm_of
+from lens.study.drift import write_matrices
 from lens.study.held_out import ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
@@ -87,6 +88,7 @@ def reproduce_study(
         options: dict[str, Any] = dict(measuring or {})
         row = measure_run(place, texts, progress=progress, **options)
         written.append(write_row(row, results))
+        write_matrices(folder, results, seed)
         if not keep:
             _remove_early(place)
     return written

@@ -46,6 +46,9 @@ def test_a_run_gives_a_row_for_each_branch_whose_parts_add_up(row: dict[str, Any
         assert parts == pytest.approx(np.array(branch["kl"]))
         assert np.all(np.array(branch["kl"][:-1]) > 0)
         assert branch["tie"].startswith("untied")
+        written = branch["written"]
+        assert sum(v for k, v in written.items() if k != "last mlp") == pytest.approx(1.0)
+        assert 0 < branch["gradients"]["adam_output_share"] < 1
     late = row["branches"][-1]
     assert late["tokens"] == 11 * 64
     assert late["n_documents"] == len(texts().held_out)
@@ -72,6 +75,18 @@ def test_a_branch_is_not_measured_twice_and_other_options_measure_it_again(
     assert measure_run(run, texts(), **OPTIONS) == row
     with pytest.raises(AssertionError, match="again"):
         measure_run(run, texts(), **{**OPTIONS, "tuning_steps": 5})
+
+
+def test_a_part_that_a_row_lacks_is_added_and_the_rest_stays(
+    run: Path, row: dict[str, Any]
+) -> None:
+    path = run / "branch-00008" / "measured.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in whole.items() if k != "written"} | {"kl": [1.0]}))
+    again = measure_run(run, texts(), **OPTIONS)["branches"][-1]
+    assert again["written"] == pytest.approx(whole["written"])
+    assert again["kl"] == [1.0]
+    path.write_text(json.dumps(whole))
 
 
 def test_rows_come_back_from_disk(row: dict[str, Any], tmp_path: Path) -> None:
