@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("attribution.md")
 TEXT = """# Who writes a logit
 
 The final norm divides the residual state by a length. With that length frozen at its value, a logit is linear in the state, and the state is the embedding
-plus what each block added. `lens.attribution(model, prompt, token=" Paris")` gives the parts, which add up, with a constant, to the model's own logit (to 1e-4, or it raises).
+plus what each block added. Where blocks norm the stream itself (BART, OPT-350m, the first GPT), each part passes the norms after it, their lengths frozen too. `lens.attribution(model, prompt, token=" Paris")` gives the parts, which add up, with a constant, to the model's own logit (to 1e-4, or it raises).
 In the terminal: `lens attribution MODEL TEXT --token TOKEN --against TOKEN`.
 
 | part | what it is |
@@ -26,10 +26,10 @@ In the terminal: `lens attribution MODEL TEXT --token TOKEN --against TOKEN`.
 | attention, mlp | what each module of a block added; found by what it returns, so that multipliers and norms after the module are in it |
 | cross-attention | the same of a decoder's attention to its encoder |
 | mixer | the same of a state-space block |
-| block | a block that could not be split: it norms the stream itself (BART, OPT-350m), so that what a part wrote is scaled again by what came after it |
+| block | a block that could not be split: something acts on the stream in it that is neither an addition nor a norm |
 | head | the columns of the attention's last linear map that belong to one head, through a norm that follows (Gemma 2 and 3, OLMo 2), whose scale at the position is frozen as the final norm's is; biases are in the attention's part alone. Of self-attention only |
 | neuron | one column of the MLP's last linear map, through such a norm, times its activation |
-| constant | what no block writes: output bias, and the final norm's bias through W_U |
+| constant | what no module writes: output bias, and the biases of the final norm and of norms on the stream, through what follows them and W_U |
 
 `against=" Rome"` takes the difference of two logits apart. That is the better question: a constant added to every token's logit changes nothing that the model says, and is in every part of a single one.
 
@@ -55,6 +55,7 @@ rewrite the state just before the product. A large share fits that story. It doe
 - **The frozen scale is a choice.** Take a part away and the length changes too; a part that only lengthens the state scores 0 here and lowers every logit.
 - Parts of opposite sign can be much larger than their sum. Then shares are unstable, and may leave 0 to 1.
 - Where a norm follows the attention or MLP (Gemma 2 and 3, OLMo 2), a head taken away would change that norm's scale too: there two scales are frozen, not one.
+- Where the stream itself is normed (BART, OPT-350m, the first GPT), every norm after a part is frozen. An early part has passed all of them, and is small or large by their scales as much as by what it wrote.
 - With a soft-cap the number is the logit before it, and says so. A readout that is not linear after its norm (BERT's transform) and a state of several streams are refused.
 
 ## Measured

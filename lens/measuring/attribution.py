@@ -1,7 +1,8 @@
 """Who writes a logit: embedding, each attention and head, each MLP and its top neurons, constant.
 
 Under the final norm's scale at the position, frozen, a logit is linear in the state, and the state
-is a sum of what was written to it. Source: Elhage et al. 2021; nostalgebraist 2020.
+is a sum of what was written to it; where blocks norm the stream itself, each part passes the norms
+that come after it, their scales frozen too. Source: Elhage et al. 2021; nostalgebraist 2020.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from lens.checkpoint.readout import DirectReadout
 from lens.checkpoint.tokenizing import token_text
 from lens.checkpoint.untouched import untouched
 from lens.errors import SelectionError, UnsupportedArchitectureError
-from lens.measuring.block_parts import Write, block_writes
+from lens.measuring.block_parts import Step, Write, block_steps
 from lens.measuring.frozen_norm import LinearLogit, linear_logit
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ class Attribution:
 
     `kinds` are "embedding", "attention", "cross-attention" (to an encoder), "mixer" (state space),
     "mlp", or "block" where a block could not be split; `layers` their blocks (-1 for the
-    embedding), `parts` what each adds. `constant` is what no block writes: biases, and the norm's
-    bias through W_U. `heads` [block, head] and `neurons` are NaN and empty where a module does not
-    end in one linear map or a norm of it. `quantity` says which number it is; a difference of two
-    tokens where `against` is not None.
+    embedding), `parts` what each adds, through the norms that the stream passes after it.
+    `constant` is what no module writes: biases, and the norms' biases through W_U. `heads`
+    [block, head] and `neurons` are NaN and empty where a module does not end in one linear map or
+    a norm of it. `quantity` says which number it is; a difference of two tokens where `against`
+    is not None.
     """
 
     model_id: str
@@ -120,7 +122,7 @@ def attribution(
     inputs = checkpoint.inputs_of([ids], source=source)
     arguments = forward_arguments(checkpoint.model, inputs, seq2seq=checkpoint.seq2seq)
     with untouched(checkpoint.model):
-        start, writes = block_writes(
+        start, steps = block_steps(
             checkpoint.trunk, lambda: checkpoint.model(**arguments), at, length=len(ids)
         )
     state = checkpoint.capture(inputs, layers=[checkpoint.n_layers])[checkpoint.n_layers][0, at]
@@ -131,9 +133,10 @@ def attribution(
     if chosen == other:
         raise SelectionError("token and against are the same: their difference is 0.")
     linear = linear_logit(readout, state, weights)
-    parts = [float(linear.direction @ start)]
-    parts += [float(linear.direction @ write.value) for write in writes]
-    neurons = _neurons(linear, writes, top_neurons)
+    at_start, constant, writes = _pulled_back(linear, steps)
+    parts = [float(at_start @ start)]
+    parts += [float(direction @ write.value) for write, direction in writes]
+    neurons = _neurons(writes, top_neurons)
     names = token_text(checkpoint.tokenizer, [*weights])
     result = Attribution(
         model_id=checkpoint.origin.model_id,
@@ -144,17 +147,36 @@ def attribution(
         text=" against ".join(repr(names.get(i, f"#{i}")) for i in weights),
         quantity=linear.quantity,
         logit=_truth(readout, state, weights, linear),
-        constant=linear.constant,
-        kinds=("embedding", *(write.kind for write in writes)),
-        layers=np.array([-1, *(write.layer for write in writes)]),
+        constant=constant,
+        kinds=("embedding", *(write.kind for write, _ in writes)),
+        layers=np.array([-1, *(write.layer for write, _ in writes)]),
         parts=np.array(parts),
-        heads=_heads(checkpoint, linear, writes),
+        heads=_heads(checkpoint, writes),
         neuron_layers=neurons[0],
         neuron_ids=neurons[1],
         neurons=neurons[2],
     )
     _require_whole(checkpoint, result)
     return result
+
+
+_Directed = list[tuple[Write, Float[Tensor, " d_model"]]]
+"""Writes, each with the direction of the logit in the state that it was added to."""
+
+
+def _pulled_back(
+    linear: LinearLogit, steps: list[Step]
+) -> tuple[Float[Tensor, " d_model"], float, _Directed]:
+    """The direction at the embedding, the constant, and that of each write, through the norms."""
+    direction, constant = linear.direction, linear.constant
+    writes = []
+    for step in reversed(steps):
+        if isinstance(step, Write):
+            writes.append((step, direction))
+        else:
+            constant += float(direction @ step.bias)
+            direction = step.transposed(direction)
+    return direction, constant, writes[::-1]
 
 
 def _linear_readout(checkpoint: "Checkpoint") -> DirectReadout:
@@ -192,29 +214,27 @@ def _truth(
     return float(sum(factor * float(values[i]) for i, factor in weights.items()))
 
 
-def _heads(
-    checkpoint: "Checkpoint", linear: LinearLogit, writes: list[Write]
-) -> Float[np.ndarray, "block head"]:
+def _heads(checkpoint: "Checkpoint", writes: _Directed) -> Float[np.ndarray, "block head"]:
     config = checkpoint.model.config
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     count = int(getattr(config, "num_attention_heads", None) or 1)
     found = np.full((checkpoint.n_layers, count), np.nan)
-    for write in writes:
+    for write, direction in writes:
         if write.kind == "attention" and write.activation is not None and write.columns is not None:
-            each = (linear.direction @ write.columns) * write.activation
+            each = (direction @ write.columns) * write.activation
             if len(each) % count == 0:
                 found[write.layer] = each.cpu().numpy().reshape(count, -1).sum(1)
     return found
 
 
 def _neurons(
-    linear: LinearLogit, writes: list[Write], top: int
+    writes: _Directed, top: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """The neurons of the MLPs that write most, by size."""
     layers, ids, parts = [], [], []
-    for write in writes:
+    for write, direction in writes:
         if write.kind == "mlp" and write.activation is not None and write.columns is not None:
-            each = ((linear.direction @ write.columns) * write.activation).cpu()
+            each = ((direction @ write.columns) * write.activation).cpu()
             best = each.abs().topk(min(top, len(each))).indices
             layers += [write.layer] * len(best)
             ids += best.tolist()

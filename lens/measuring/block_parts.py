@@ -1,8 +1,9 @@
-"""What each block adds to the residual state, split into its attention and its MLP where proved.
+"""What each block does to the residual state, split into its attention and its MLP where proved.
 
 The modules are found by what they return: those whose outputs, each times one number, add up to
-what the block added, or those whose outputs are added to the stream inside of others (T5). Heads
-and neurons are the columns of the last linear map inside them, through a norm that follows it.
+what the block added, those whose outputs are added to the stream inside of others (T5), or those
+between which the stream itself is normed (BART). Heads and neurons are the columns of the last
+linear map inside them, through a norm that follows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 from lens.checkpoint.additions import Passage, passages
 from lens.checkpoint.trunk import Trunk
-from lens.measuring.frozen_norm import frozen_norm
+from lens.measuring.frozen_norm import FrozenNorm, frozen_norm
+from lens.measuring.normed_stream import Output, normed_steps
 
 _MISFIT = 1e-5
 _MOST_PARTS = 3
@@ -49,6 +51,10 @@ class Write:
     columns: Float[Tensor, "d_model width"] | None = None
 
 
+Step = Write | FrozenNorm
+"""What happens to the stream at one position: something is added, or it passes a norm."""
+
+
 @dataclass(eq=False)
 class _Call:
     """One call of a block: what went in and came out, and what its modules returned."""
@@ -56,26 +62,26 @@ class _Call:
     block: nn.Module
     before: Tensor | None = None
     after: Tensor | None = None
-    outputs: list[tuple[str, nn.Module, Tensor, Tensor | None]] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
 
 
-def block_writes(
+def block_steps(
     trunk: Trunk, run: Callable[[], Any], position: int, *, length: int
-) -> tuple[Float[Tensor, " d_model"], list[Write]]:
-    """The embedding's state at a position, and every write to it after, in order."""
+) -> tuple[Float[Tensor, " d_model"], list[Step]]:
+    """The embedding's state at a position, and every step of the stream after, in order."""
     with _recorded(trunk, length) as calls:
         heard = passages(trunk, run, length=length)
     state = calls[0].before
     assert state is not None
-    writes = []
+    steps: list[Step] = []
     for layer, call in enumerate(calls):
         assert call.before is not None
         assert call.after is not None
-        writes += _writes(call, heard[layer], state, layer, position)
+        steps += _steps(call, heard[layer], state, layer, position)
         state = call.after
     start = calls[0].before
     assert start is not None
-    return start[0, position].double(), writes
+    return start[0, position].double(), steps
 
 
 @contextmanager
@@ -98,7 +104,7 @@ def _recorded(trunk: Trunk, length: int) -> Iterator[list[_Call]]:
             given = next((a for a in args if isinstance(a, Tensor)), None)
             if isinstance(made, Tensor) and calls:
                 kept = None if given is None else given.detach().clone()
-                calls[-1].outputs.append((path, module, made.detach().clone(), kept))
+                calls[-1].outputs.append(Output(path, module, made.detach().clone(), kept))
 
         return _hook
 
@@ -115,14 +121,33 @@ def _recorded(trunk: Trunk, length: int) -> Iterator[list[_Call]]:
             handle.remove()
 
 
-def _writes(
-    call: _Call, passage: Passage, before: Tensor, layer: int, position: int
-) -> list[Write]:
+def _steps(call: _Call, passage: Passage, before: Tensor, layer: int, position: int) -> list[Step]:
     assert call.after is not None
     added = call.after.double() - before.double()
     found = _adding_up(call, added) or _added_inside(call, passage)
-    if found is None:
+    if found is not None:
+        return [*_writes(call, found, added, layer, position)]
+    normed = normed_steps(before, call.after, call.outputs, position)
+    if normed is None:
         return [Write("block", layer, "block", added[0, position])]
+    steps: list[Step] = []
+    for step in normed:
+        if isinstance(step, FrozenNorm):
+            steps.append(step)
+        else:
+            one = (step.output.path, step.output.module, step.value, 1.0)
+            steps += _writes(call, [one], step.value + step.rounding, layer, position)
+    return steps
+
+
+def _writes(
+    call: _Call,
+    found: list[tuple[str, nn.Module, Tensor, float]],
+    added: Tensor,
+    layer: int,
+    position: int,
+) -> list[Write]:
+    """The writes of modules whose outputs, each times a number, add up to `added`."""
     writes = []
     for name, module, value, factor in found:
         kind = next((kind for word, kind in _KINDS.items() if word in name.lower()), "mlp")
@@ -141,11 +166,11 @@ def _adding_up(call: _Call, added: Tensor) -> list[tuple[str, nn.Module, Tensor,
     """The fewest modules, outermost first, whose outputs add up to what the block added."""
     for depth in (0, 1):
         near = [
-            (path, module, made.double().reshape(added.shape))
-            for path, module, made, _ in call.outputs
+            (one.path, one.module, one.made.double().reshape(added.shape))
+            for one in call.outputs
             # OPT's MLP works on rows of all positions together.
-            if path.count(".") <= depth and made.shape[-1] == added.shape[-1]
-            if made.numel() == added.numel()
+            if one.path.count(".") <= depth and one.made.shape[-1] == added.shape[-1]
+            if one.made.numel() == added.numel()
         ]
         for count in range(1, _MOST_PARTS + 1):
             for chosen in combinations(near, count):
@@ -167,9 +192,10 @@ def _added_inside(
     found = []
     for added in passage.added:
         made = [
-            (path, module)
-            for path, module, output, _ in call.outputs
-            if output.numel() == added.numel() and torch.equal(output.reshape(added.shape), added)
+            (one.path, one.module)
+            for one in call.outputs
+            if one.made.numel() == added.numel()
+            if torch.equal(one.made.reshape(added.shape), added)
         ]
         if not made:
             return None
@@ -186,14 +212,14 @@ def _pieces(
     call: _Call, name: str, module: nn.Module, value: Tensor, factor: float, position: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Input and columns of the last linear map inside, where the module returns just its result."""
-    for path, inner, made, given in reversed(call.outputs):
-        if path != name and not path.startswith(f"{name}."):
+    for one in reversed(call.outputs):
+        if one.path != name and not one.path.startswith(f"{name}."):
             continue
-        matrix = _matrix(inner)
-        if matrix is None or given is None or made.numel() != value.numel():
+        matrix = _matrix(one.module)
+        if matrix is None or one.given is None or one.made.numel() != value.numel():
             continue
-        if torch.equal(made.double().reshape(value.shape), value):
-            rows = given.double().reshape(*value.shape[:2], -1)
+        if torch.equal(one.made.double().reshape(value.shape), value):
+            rows = one.given.double().reshape(*value.shape[:2], -1)
             return rows[0, position], factor * matrix.detach().double()
     return _pieces_before_norm(call, name, module, value, factor, position)
 
@@ -202,18 +228,18 @@ def _pieces_before_norm(
     call: _Call, name: str, norm: nn.Module, value: Tensor, factor: float, position: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same where the module is a norm of what a linear map gave (Gemma 2, OLMo 2)."""
-    normed = next((given for path, _, _, given in call.outputs if path == name), None)
+    normed = next((one.given for one in call.outputs if one.path == name), None)
     if normed is None or normed.shape != value.shape:
         return None, None
-    for _, inner, made, given in call.outputs:
-        matrix = _matrix(inner)
-        if matrix is None or given is None or made.numel() != normed.numel():
+    for one in call.outputs:
+        matrix = _matrix(one.module)
+        if matrix is None or one.given is None or one.made.numel() != normed.numel():
             continue
-        if torch.equal(made.reshape(normed.shape), normed):
+        if torch.equal(one.made.reshape(normed.shape), normed):
             frozen = frozen_norm(norm, normed[0, position])
             if frozen is None:
                 return None, None
-            rows = given.double().reshape(*value.shape[:2], -1)
+            rows = one.given.double().reshape(*value.shape[:2], -1)
             columns = torch.func.vmap(frozen.linear, 1, 1)(matrix.detach().double())
             return rows[0, position], factor * columns
     return None, None

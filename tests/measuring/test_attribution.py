@@ -95,14 +95,6 @@ def test_an_encoder_decoder_that_adds_inside_its_modules_is_split() -> None:
     assert {"all of cross-attention"} <= {label for label, _ in found.rows()}
 
 
-@pytest.mark.parametrize("name", ["bart", "marian", "opt_project_out"])
-def test_a_block_with_norms_on_the_stream_stays_whole(name: str) -> None:
-    found = of(checkpoint(BY_NAME[name].build()), token=11)
-    assert found.kinds == ("embedding", *("block",) * 3)
-    assert np.isnan(found.last_mlp_share)
-    assert np.isnan(found.heads).all()
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "falcon"])
 def test_heads_and_the_maps_bias_are_the_attention(name: str) -> None:
     point = checkpoint(BY_NAME[name].build())
@@ -161,7 +153,8 @@ def test_all_neurons_and_the_maps_bias_are_the_mlp() -> None:
         mlp = found.parts[2 + 2 * block]
         assert found.neurons[found.neuron_layers == block].sum() == pytest.approx(mlp, abs=1e-5)
     top = of(checkpoint(BY_NAME["llama"].build()), token=11, top_neurons=3)
-    np.testing.assert_array_equal(top.neurons, found.neurons[:3])
+    # A product's last bit depends on where its operands lie in memory: 64 roundings at most.
+    np.testing.assert_allclose(top.neurons, found.neurons[:3], rtol=64 * 2.3e-16)
 
 
 def test_a_difference_of_two_tokens_is_the_difference_of_their_parts() -> None:
@@ -200,13 +193,13 @@ def test_a_readout_that_is_not_linear_after_its_norm_is_refused(name: str) -> No
 
 
 def test_parts_that_miss_the_logit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = module.block_writes
+    whole = module.block_steps
 
     def without_the_last(*args: Any, **options: Any) -> Any:
-        start, writes = whole(*args, **options)
-        return start, writes[:-1]
+        start, steps = whole(*args, **options)
+        return start, steps[:-1]
 
-    monkeypatch.setattr(module, "block_writes", without_the_last)
+    monkeypatch.setattr(module, "block_steps", without_the_last)
     with pytest.raises(UnsupportedArchitectureError, match="miss the logit"):
         of(checkpoint(BY_NAME["gpt2"].build()), token=11)
 

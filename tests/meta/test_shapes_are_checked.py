@@ -133,6 +133,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         (FLAT.long(), torch.zeros(3, 4).long(), 0),
     ),
     "measuring.neighbours": ("overlap", "b", (CUBE[0].long(), FLAT), (CUBE[0].long(),) * 2),
+    "measuring.normed_stream": ("normed_steps", "after", (CUBE, FLAT), (CUBE, CUBE)),
     "measuring.ranks": ("ranks", "values", (CELLS,), (ROW,)),
     "measuring.metrics": (
         "kl_bits",
