@@ -120,7 +120,12 @@ def _differences(comparison: Comparison) -> str:
 
 
 def _opening(title: str, lead: str, findings: Sequence[Findings], plan: Plan) -> str:
-    lines = "".join(markup.paragraph(_facts(found), "facts") for found in findings)
+    lines = "".join(
+        markup.paragraph(line, "facts")
+        for found in findings
+        for line in (_facts(found), found.known_line)
+        if line
+    )
     few = min(len(found.subject.output.documents) for found in findings)
     note = f"Few documents: {few}. Below about {FEW_DOCUMENTS} the intervals are wide and rough."
     return "".join(

@@ -42,6 +42,7 @@ class Report:
         for found in self.findings:
             lines += [found.headline, *(f"  {verdict_line(v)}" for v in found.verdicts)]
             lines.append(f"  {found.why_not_before}")
+            lines += [f"  {found.known_line}"] if found.known_line else []
         return "\n".join(lines)
 
 

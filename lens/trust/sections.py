@@ -12,7 +12,7 @@ from lens.trust.figures import curves
 from lens.trust.reasons import Reason, reasons
 from lens.trust.subject import Subject
 from lens.trust.verdict import UseVerdict, verdicts
-from lens.trust.words import headline, reason_line, why_not_before
+from lens.trust.words import headline, known_line, reason_line, why_not_before
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class Findings:
     def why_not_before(self) -> str:
         """One sentence."""
         return why_not_before(self.verdicts, self.reasons)
+
+    @property
+    def known_line(self) -> str:
+        """What the shipped profile of this model says beside this report; empty without one."""
+        known = self.subject.known
+        return "" if known is None else known_line(known, self.verdicts)
 
 
 def verdict_figure(findings: Findings) -> str:

@@ -11,6 +11,7 @@ from lens.lenses.affine import CONFIG, AffineLens, load_affine
 from lens.lenses.predictions import LayerPredictions
 from lens.measuring.decompose import decompose
 from lens.measuring.decomposition import Decomposition, read_decomposition
+from lens.measuring.known_profile import known_profile
 from lens.measuring.measure import Progress, measure
 from lens.measuring.profile import LensProfile
 from lens.measuring.ridge import fit_ridge
@@ -59,6 +60,7 @@ def studied(name: str, model: "Checkpoint", plan: Plan, report: Report) -> Subje
         predictions=tuple(_read(model, p, plan.prompt_tokens) for p in plan.prompts),
         decomposition=gap,
         why_not_decomposed=why_no_gap,
+        known=known_profile(model),
     )
 
 

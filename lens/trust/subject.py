@@ -7,6 +7,7 @@ from lens.corpus import Corpus
 from lens.lenses.predictions import LayerPredictions
 from lens.measuring.comparison import Side
 from lens.measuring.decomposition import Decomposition
+from lens.measuring.known_profile import KnownProfile
 from lens.measuring.profile import LensProfile
 
 PROMPT_TOKENS = 14
@@ -35,7 +36,10 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """What a report holds of one checkpoint: results and words."""
+    """What a report holds of one checkpoint: results and words.
+
+    `known` is the profile of this model that comes with the package, None where none does.
+    """
 
     name: str
     output: LensProfile
@@ -47,6 +51,7 @@ class Subject:
     predictions: tuple[LayerPredictions, ...]
     decomposition: Decomposition | None = None
     why_not_decomposed: str = "it was not asked for"
+    known: KnownProfile | None = None
 
     @property
     def side(self) -> Side:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lens.measuring.comparison import Comparison
+from lens.measuring.known_profile import KnownProfile
 from lens.measuring.statistics import MARGIN
 from lens.trust.reasons import Reason
 from lens.trust.verdict import Crossing, UseVerdict, layers_in_words, runs
@@ -39,6 +40,29 @@ def why_not_before(found: Sequence[UseVerdict], given: Sequence[Reason]) -> str:
         rest = f"; not measured: {', '.join(absent)}" if absent else ""
         return f"At {layers_in_words(before)} no reason that was measured stands out{rest}."
     return "Why not before: " + "; ".join(told) + "."
+
+
+def known_line(known: KnownProfile, found: Sequence[UseVerdict]) -> str:
+    """What a profile known before says, and whether this report agrees with it.
+
+    It agrees on a layer that it neither refutes nor passes before its own is shown.
+    """
+    by_key = {verdict.use.key: verdict for verdict in found}
+    guess, half = by_key["context"].crossing(0.0), by_key["top-1"].crossing(0.5)
+    return (
+        f"Known before, {known.date}: {_small(str(known))} By this report the guess is beaten "
+        f"{guess} ({_agrees(guess, known.beats_a_guess_from)}), and half of the first tokens are "
+        f"the model's {half} ({_agrees(half, known.agrees_from)})."
+    )
+
+
+def _agrees(crossing: Crossing, layer: int) -> str:
+    latest = crossing.n_layers if crossing.proved is None else crossing.proved
+    return "agrees" if crossing.earliest <= layer <= latest else "differs"
+
+
+def _small(text: str) -> str:
+    return text[0].lower() + text[1:]
 
 
 def reason_line(reason: Reason) -> str:
