@@ -60,6 +60,7 @@ class Subject:
     corpus: Callable[[int], tuple[Corpus, Corpus]]
     texts: str
     documents: int = 214
+    characters: int = CHARACTERS
     second_pass: int = 1024
     gap_positions: int = 0
     translator: str = "ridge"
@@ -134,6 +135,7 @@ SUBJECTS = {
         load=lambda: lens.load("demo"),
         corpus=beginnings,
         texts=AUSTEN,
+        characters=300,  # a row of 262,144 tokens for each of 19 layers: ten positions a second
         second_pass=512,
         translator="none",
     ),
@@ -390,7 +392,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     for name in options.models:
-        subject, folder, characters = SUBJECTS[name], options.folder, CHARACTERS
+        subject, folder = SUBJECTS[name], options.folder
+        characters = subject.characters
         if options.short:
             few = {"documents": SHORT_DOCUMENTS, "second_pass": 0, "gap_positions": 0}
             subject = replace(subject, translator="none", **few)
