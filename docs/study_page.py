@@ -220,8 +220,8 @@ def beside(rows: list[dict[str, Any]]) -> str:
         "",
         "| arm | skill area | mean depth | ECE, layer L - 1 | temperature, l = 1 "
         "| output share of the gradient | of Adam's step | row cosine E, U | Procrustes E, U "
-        "| copy score | written by attention | by the MLPs | by the last MLP |",
-        "|---|" + "--:|" * 12,
+        "| copy score | written by the embedding | by attention | by the MLPs | by the last MLP |",
+        "|---|" + "--:|" * 13,
     ]
     for arm in dict.fromkeys(row["arm"]["name"] for row in rows):
         columns = [
@@ -236,6 +236,7 @@ def beside(rows: list[dict[str, Any]]) -> str:
                 lambda b: b["geometry"]["row cosine"][0],
                 lambda b: b["geometry"]["Procrustes cosine"][0],
                 lambda b: b["geometry"]["copy score"],
+                lambda b: b["written"]["embedding"],
                 lambda b: b["written"]["attention"],
                 lambda b: b["written"]["mlp"],
                 lambda b: b["written"]["last mlp"],
