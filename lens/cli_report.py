@@ -35,6 +35,9 @@ TranslatorOf = Annotated[
     Literal["ridge", "tuned", "none"],
     Option(help="What tells reading loss from what is not there yet: ridge is quick."),
 ]
+TuneSteps = Annotated[
+    int, Option(min=1, help="Steps of the tuned translator, at most; each layer keeps its best.")
+]
 Sampled = Annotated[
     int,
     Option(
@@ -65,6 +68,7 @@ def report(
     window_tokens: WindowTokens = None,
     prompt: Prompt = None,
     translator: TranslatorOf = "ridge",
+    tune_steps: TuneSteps = 200,
     second_pass: Sampled = 1024,
     decompose: Decomposed = 0,
     folder: Folder = None,
@@ -97,6 +101,7 @@ def report(
             output,
             prompts=prompt or None,
             translator=translator,
+            tune_steps=tune_steps,
             sample_positions=second_pass,
             gap_positions=decompose,
             window_tokens=window_tokens,
@@ -108,6 +113,7 @@ def report(
                 text_column=None if text_column == "text" else text_column,
                 window_tokens=window_tokens,
                 translator=translator,
+                tune_steps=tune_steps if translator == "tuned" else None,
                 second_pass=second_pass,
                 decompose=decompose or None,
                 dtype=dtype,

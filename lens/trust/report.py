@@ -54,6 +54,7 @@ def report(
     fit_on: Corpus | None = None,
     prompts: Sequence[str | Sequence[int]] | None = None,
     translator: str = "ridge",
+    tune_steps: int = 200,
     sample_positions: int = SAMPLE_POSITIONS,
     gap_positions: int = 0,
     window_tokens: int | None = None,
@@ -69,9 +70,10 @@ def report(
     three documents where none are given), definitions, sources, and how to repeat it (`repeat`,
     the Python call where left out). Without `fit_on` a fifth of the corpus, whole sources, is
     kept back: the context-free guess and the `translator` ("ridge", "tuned" or "none") are fitted
-    there. `sample_positions` and `folder` are as in `lens.measure`; with `gap_positions` the
-    distance is taken apart on so many positions, as by `lens.decompose`. The page holds no script
-    and loads nothing; the file appears whole, or not at all.
+    there, a tuned one in `tune_steps` steps at most, as by `lens.tune`. `sample_positions` and
+    `folder` are as in `lens.measure`; with `gap_positions` the distance is taken apart on so many
+    positions, as by `lens.decompose`. The page holds no script and loads nothing; the file appears
+    whole, or not at all.
 
     Raises ExportError before anything is measured where `path` cannot be written, SelectionError
     for more than two models or too few documents, and as `lens.measure` does.
@@ -87,6 +89,7 @@ def report(
         fit_on,
         prompts=prompts,
         translator=translator,
+        tune_steps=tune_steps,
         sample_positions=sample_positions,
         gap_positions=gap_positions,
         window_tokens=window_tokens,

@@ -120,8 +120,33 @@ def _translator(
     """Fitted on the documents kept back, or as an earlier run in the same folder fitted it."""
     if plan.translator == "none":
         return None
-    fitted_on = f"{plan.fit_on.name} {plan.fit_on.hash}"
     place = None if folder is None else folder / f"{plan.translator}-translators"
+    return _FITS[plan.translator](name, model, plan, place, report)
+
+
+def _tuned(
+    name: str, model: "Checkpoint", plan: Plan, place: Path | None, report: Report
+) -> AffineLens:
+    """By KL; a fit that was stopped continues in its folder."""
+    what = f"{name}, fitting the tuned translators"
+    if place is None or not (place / CONFIG).is_file():
+        report(what, None)
+    return tune(
+        model,
+        plan.fit_on,
+        steps=plan.tune_steps,
+        window_tokens=plan.window_tokens,
+        seed=plan.seed,
+        folder=place,
+        progress=lambda now: report(f"{what}: step {now.step:,} of {now.steps:,}", None),
+    )
+
+
+def _ridge(
+    name: str, model: "Checkpoint", plan: Plan, place: Path | None, report: Report
+) -> AffineLens:
+    """By least squares."""
+    fitted_on = f"{plan.fit_on.name} {plan.fit_on.hash}"
     if place is not None and (place / CONFIG).is_file():
         found = load_affine(place)
         found.check(model)
@@ -131,19 +156,21 @@ def _translator(
                 f"on {fitted_on}. Name another folder."
             )
         return found
-    report(f"{name}, fitting the {plan.translator} translators", None)
-    if plan.translator == "tuned":
-        fitted = tune(model, plan.fit_on, window_tokens=plan.window_tokens, seed=plan.seed)
-    else:
-        fitted = fit_ridge(model, plan.fit_on, window_tokens=plan.window_tokens)
+    report(f"{name}, fitting the ridge translators", None)
+    fitted = fit_ridge(model, plan.fit_on, window_tokens=plan.window_tokens)
     if place is not None:
         fitted.save(place)
     return fitted
 
 
+_FITS = {"tuned": _tuned, "ridge": _ridge}
+
+
 def _described(lens: AffineLens | None) -> str:
     if lens is None:
         return "none was fitted"
-    options = ", ".join(f"{name} {value}" for name, value in lens.source.options.items())
+    # Without the numbers of each layer, which are the fit's own and not what is measured here.
+    told = [(k, v) for k, v in lens.source.options.items() if not isinstance(v, list | None)]
+    options = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in told)
     how = "by KL(final ‖ lens)" if lens.name == "tuned" else "by least squares on the last states"
     return f"{lens.name}, affine, fitted {how} on {lens.source.fitted_on} ({options})"

@@ -18,7 +18,8 @@ PROMPT_TOKENS = 14
 class Plan:
     """What every checkpoint of a report is measured with; of a prompt `prompt_tokens` are shown.
 
-    On `gap_positions` positions the distance is taken apart, on none where that is 0.
+    On `gap_positions` positions the distance is taken apart, on none where that is 0. A tuned
+    translator is fitted in `tune_steps` steps at most.
     """
 
     held_out: Corpus
@@ -32,6 +33,7 @@ class Plan:
     seed: int
     folder: Path | None
     repeat: str
+    tune_steps: int = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -31,6 +31,22 @@ def test_the_page_is_written_and_its_verdict_printed(
     assert f"lens report {tiny} --corpus {corpus} --translator ridge --second-pass 9" in html
 
 
+@pytest.mark.parametrize(
+    ("kind", "repeat"),
+    [("tuned", "--translator tuned --tune-steps 2 --sec"), ("ridge", "--translator ridge --sec")],
+)
+def test_the_translator_that_was_asked_for_is_fitted_and_named(
+    kind: str, repeat: str, tiny: Path, corpus: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "r.html"
+    command = ["report", str(tiny), "--corpus", str(corpus), "-o", str(page), "--prompt", "Rome"]
+    options = ["--translator", kind, "--tune-steps", "2", "--second-pass", "0"]
+    assert main([*command, *options]) == 0
+    html = page.read_text(encoding="utf-8")
+    assert [name for name in ("tuned", "ridge") if f"<dd>{name}, affine, " in html] == [kind]
+    assert repeat in html
+
+
 def test_two_checkpoints_are_compared(
     tiny: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lens.errors import ExportError, ResultFileError, SelectionError
+from lens.errors import ExportError, ProvenanceError, ResultFileError, SelectionError
 from lens.measuring.measure import measure
+from lens.measuring.tuning import tune
 from lens.trust import report as module
 from lens.trust.report import Report, report
 from tests.measuring.small import checkpoint, id_corpus
@@ -105,6 +106,39 @@ def test_a_stopped_report_goes_on_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "run" / "m" / "output-lens").rename(tmp_path / "elsewhere")
     with pytest.raises(ResultFileError, match="another folder"):
         run({"m": checkpoint()}, id_corpus(9, seed=1))
+
+
+def test_a_report_with_tuned_translators_says_so_and_is_of_them(tmp_path: Path) -> None:
+    model, (fit, held_out) = checkpoint(), id_corpus(9).split()
+    options = {**OPTIONS, "sample_positions": 0, "prompts": [[4, 5]], "folder": tmp_path / "run"}
+    pages, subjects = {}, {}
+    for kind, said in (("tuned", "fitted by KL(final ‖ lens)"), ("ridge", "by least squares")):
+        found = report(
+            {"m": model},
+            id_corpus(9),
+            tmp_path / f"{kind}.html",
+            translator=kind,
+            tune_steps=3,
+            **options,
+        )
+        pages[kind], subjects[kind] = found.path.read_text("utf-8"), found.findings[0].subject
+        assert f"<dd>{kind}, affine, " in pages[kind]
+        assert said in subjects[kind].translator
+        assert subjects[kind].translated.provenance.reading.lens == kind
+    assert "steps 3, " in pages["tuned"]
+    assert "steps taken 3)" in pages["tuned"]
+    assert "tuned, affine" not in pages["ridge"]
+    lens = tune(model, fit, steps=3, window_tokens=10)
+    alone = measure(model, held_out, lens=lens, fit_on=fit, window_tokens=10)
+    assert subjects["tuned"].translated == alone
+    tuned, ridge = (subjects[kind].translated.mean("kl_bits") for kind in ("tuned", "ridge"))
+    assert np.abs(tuned - ridge).max() > 0.01
+    told: list[str] = []
+    again = {**options, "translator": "tuned", "progress": lambda name, done: told.append(name)}
+    report({"m": model}, id_corpus(9), tmp_path / "again.html", tune_steps=3, **again)
+    assert told == []
+    with pytest.raises(ProvenanceError, match="differs in steps"):
+        report({"m": model}, id_corpus(9), tmp_path / "more.html", tune_steps=4, **again)
 
 
 def untouchable(*_: object, **__: object) -> None:
