@@ -68,6 +68,9 @@ def rates(
     arm: Annotated[str, Option(help="The arm to search for.")],
     out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Points that were tried stay.")],
     corpus: Corpus = "sample",
+    results: Annotated[
+        Path | None, Option(metavar="DIR", help="Where rates-ARM.json is written besides.")
+    ] = None,
     threads: Threads = 1,
     debug: options.Debug = False,
 ) -> None:
@@ -79,7 +82,7 @@ def rates(
 
     from lens.cli_tables import emit
     from lens.study.arms import arm_of
-    from lens.study.rates import tune_rates
+    from lens.study.rates import tune_rates, write_rates
     from lens.study.recipe import Recipe
     from lens.study.texts import study_texts
 
@@ -91,6 +94,8 @@ def rates(
 
     texts = study_texts(corpus, d_vocab=recipe.d_vocab)
     found = tune_rates(chosen, texts, recipe, out, progress=told)
+    if results is not None:
+        write_rates(found, results)
     edge = f"; at the grid's edge: {', '.join(found.at_edge)}" if found.at_edge else ""
     emit(f"{arm}: trunk x{found.trunk:g}, embedding x{found.embedding:g}{edge}")
 

@@ -77,6 +77,26 @@ def tune_rates(
     return found
 
 
+def write_rates(found: Tuned, results: str | Path) -> Path:
+    """The search of an arm as rates-ARM.json, for the page of the study."""
+    place = Path(results)
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"rates-{found.arm}.json"
+    text = json.dumps(asdict(found), indent=1) + "\n"
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return path
+
+
+def read_rates(results: str | Path) -> list[Tuned]:
+    """What `write_rates` left in a folder, by arm."""
+    found = []
+    for path in sorted(Path(results).glob("rates-*.json")):
+        row = json.loads(path.read_text("utf-8"))
+        points = tuple((float(t), float(e), float(loss)) for t, e, loss in row["losses"])
+        found.append(Tuned(**row | {"losses": points, "at_edge": tuple(row["at_edge"])}))
+    return found
+
+
 def _least(factors: tuple[float, ...], loss_at: Callable[[float], float]) -> float:
     """The factor with the least loss, tried in order until the loss has risen."""
     best = factors[0]

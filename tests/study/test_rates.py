@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lens.study.arms import arm_of
-from lens.study.rates import FACTORS, FOUND, Tuned, tune_rates
+from lens.study.rates import FACTORS, FOUND, Tuned, read_rates, tune_rates, write_rates
 from lens.study.recipe import Recipe
 from tests.study.small import RECIPE, texts
 
@@ -38,6 +38,15 @@ def test_the_bottom_of_a_valley_is_found(
     found = tuned(tmp_path)
     assert (found.trunk, found.embedding, found.at_edge) == (trunk, embedding, ())
     assert json.loads((tmp_path / FOUND).read_text())["trunk"] == trunk
+
+
+def test_a_search_comes_back_from_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    valley(monkeypatch, 1.0, 2.0)
+    found = tuned(tmp_path)
+    results = tmp_path / "results"
+    assert read_rates(results) == []
+    assert write_rates(found, results).name == "rates-tied.json"
+    assert read_rates(results) == [found]
 
 
 def test_a_best_rate_at_the_edge_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
