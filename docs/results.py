@@ -64,6 +64,7 @@ class Subject:
     second_pass: int = 1024
     gap_positions: int = 0
     translator: str = "ridge"
+    tune_steps: int = 600
     window_tokens: int | None = None
 
 
@@ -145,7 +146,8 @@ SUBJECTS = {
         corpus=beginnings,
         texts=AUSTEN,
         second_pass=4096,
-        gap_positions=256,
+        gap_positions=2048,
+        translator="tuned",
     ),
     "charlm": Subject(
         title="core-charlm, untied: a GPT-2 of 4 layers on characters",
@@ -154,7 +156,8 @@ SUBJECTS = {
         texts="question-answer pairs, on which alone it is sharp",
         documents=400,
         second_pass=4096,
-        gap_positions=1024,
+        gap_positions=2048,
+        translator="tuned",
         window_tokens=64,
     ),
 }
@@ -181,6 +184,7 @@ def measured(name: str, folder: Path, *, subject: Subject, characters: int) -> N
         prompts=first_prompts(held_out),
         prompt_tokens=PROMPT_TOKENS,
         translator=subject.translator,
+        tune_steps=subject.tune_steps,
         sample_positions=subject.second_pass,
         gap_positions=subject.gap_positions,
         window_tokens=subject.window_tokens,
