@@ -80,3 +80,7 @@ class MissingPackageError(LensError, ImportError):
 
 class ProvenanceError(LensError):
     """Two things that must come from the same model, lens or corpus do not."""
+
+
+class TrainingDivergedError(LensError, ArithmeticError):
+    """The loss of a run is no number any more. Act: train it with lower rates."""

@@ -1,6 +1,7 @@
 """Learning rates of an arm from a coarse grid, on seeds that are not used again."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from lens.errors import TrainingDivergedError
 from lens.study.arms import Arm
 from lens.study.held_out import held_out_loss_bits
 from lens.study.recipe import Recipe
@@ -24,7 +26,8 @@ FOUND = "rates.json"
 class Tuned:
     """The best factors on a recipe's rates, and the loss in bits at each point that was tried.
 
-    `at_edge` names the rates whose best factor is the grid's first or last.
+    The loss is infinite where training diverged. `at_edge` names the rates whose best
+    factor is the grid's first or last.
     """
 
     arm: str
@@ -47,8 +50,9 @@ def tune_rates(
     """First the trunk's factor, then, at the best of those, the embedding matrices'.
 
     Each point is a run on a quarter of the tokens, judged by its held-out loss; factors are tried
-    from the least on, until the loss has risen. Points that were tried stay in the folder, and are
-    not tried again.
+    from the least on, until the loss has risen, as it has where training diverged. Points that were
+    tried stay in the folder, and are not tried again. Raises TrainingDivergedError where none has a
+    loss.
     """
     place = Path(folder)
     losses: dict[tuple[float, float], float] = {}
@@ -63,6 +67,12 @@ def tune_rates(
 
     trunk = _least(factors, lambda f: loss_at(f, 1.0))
     embedding = _least(factors, lambda f: loss_at(trunk, f))
+    if math.isinf(losses[trunk, embedding]):
+        raise TrainingDivergedError(
+            f"{arm.name}, seed {seed}: training diverged at every rate that was tried, the trunk's "
+            f"times {', '.join(f'{f:g}' for f in factors)}. Search among smaller factors, or with "
+            "a recipe of lower rates, in another folder."
+        )
     edges = (factors[0], factors[-1])
     at_edge = [n for n, f in (("trunk", trunk), ("embedding", embedding)) if f in edges]
     found = Tuned(
@@ -72,7 +82,9 @@ def tune_rates(
         losses=tuple((*point, loss) for point, loss in sorted(losses.items())),
         at_edge=tuple(at_edge),
     )
-    text = json.dumps(asdict(found), indent=1)
+    # JSON has no infinity.
+    rows = [(*point, _finite(loss)) for *point, loss in found.losses]
+    text = json.dumps(asdict(found) | {"losses": rows}, indent=1)
     replace_file(place / FOUND, lambda path: path.write_text(text, encoding="utf-8"))
     return found
 
@@ -114,12 +126,26 @@ def _name(trunk: float, embedding: float) -> str:
 def _loss(arm: Arm, texts: StudyTexts, recipe: Recipe, seed: int, folder: Path) -> float:
     path = folder / "loss.json"
     if path.is_file():
-        return float(json.loads(path.read_text("utf-8"))["held_out_bits"])
-    train(arm, seed, texts, recipe, folder)
+        kept = json.loads(path.read_text("utf-8"))["held_out_bits"]
+        return math.inf if kept is None else float(kept)
+    loss = _trained_loss(arm, texts, recipe, seed, folder)
+    text = json.dumps({"held_out_bits": _finite(loss)})
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return loss
+
+
+def _trained_loss(arm: Arm, texts: StudyTexts, recipe: Recipe, seed: int, folder: Path) -> float:
+    try:
+        train(arm, seed, texts, recipe, folder)
+    except TrainingDivergedError:
+        # A point of the grid as another: the loss has risen, and how far is of no interest.
+        return math.inf
     model = AutoModelForCausalLM.from_pretrained(
         branch_folder(folder, recipe.branch_at[-1]), dtype=torch.float32
     )
     loss = held_out_loss_bits(model, texts, window_tokens=recipe.window_tokens)
-    text = json.dumps({"held_out_bits": loss})
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
-    return loss
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from lens.errors import CorruptCheckpointError, ProvenanceError
+from lens.errors import CorruptCheckpointError, ProvenanceError, TrainingDivergedError
 from lens.study.arms import Arm
 from lens.study.building import build, matrices
 from lens.study.changing import changed
@@ -77,7 +77,7 @@ def train(
     same number of threads. `stop_after` stops it after that many steps of this call, saved.
 
     Raises ProvenanceError where the folder holds another run, CorruptCheckpointError where what
-    it holds cannot be read.
+    it holds cannot be read, TrainingDivergedError at the step where the loss is no number.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -175,9 +175,7 @@ class _Session:
         value = float(loss.detach())
         self.log["loss_nats"].append([segment.name, step, value])
         if not math.isfinite(value):
-            raise ArithmeticError(
-                f"The loss of {self.arm.name}, seed {self.seed}, is {value} at step {step}."
-            )
+            raise self._diverged(segment, step, value)
         if before is not None:
             moved = [
                 relative_updates(b, a.detach(), self.groups)
@@ -185,6 +183,17 @@ class _Session:
             ]
             self.log["updates"].append([segment.name, step, *moved])
         self._report(value)
+
+    def _diverged(self, segment: Segment, step: int, loss: float) -> TrainingDivergedError:
+        losses = [nats / math.log(2) for _, _, nats in self.log["loss_nats"][:-1]]
+        before = f", and was {losses[-1]:.3f} bits a token the step before" if losses else ""
+        recipe = self.recipe
+        return TrainingDivergedError(
+            f"{self.arm.name}, seed {self.seed}: the loss is {loss} at step {step} "
+            f"({segment.name}){before}. The rates are {recipe.trunk_rate:g} for the trunk and "
+            f"{recipe.embedding_rate:g} for the embedding matrices. Train it with lower ones, or a "
+            "longer warm-up, in another folder."
+        )
 
     def _change(self) -> None:
         """What an arm does to its matrices at half of the trunk."""

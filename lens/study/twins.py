@@ -37,7 +37,7 @@ def train_twin(
     `lens.load(folder / "branch-00900")` by the standard recipe.
 
     Raises SelectionError for an arm that is not there, CorpusError, ProvenanceError where the
-    folder holds another run.
+    folder holds another run, TrainingDivergedError.
 
     >>> lens.train_twin("untied-copy", "twins/untied-copy-seed-0", "novels.jsonl")  # doctest: +SKIP
     """

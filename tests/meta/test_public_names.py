@@ -44,6 +44,7 @@ PUBLIC = {
     "TieReport",
     "TokenEnergy",
     "TokenizerError",
+    "TrainingDivergedError",
     "UnprovedReadoutError",
     "UnsupportedArchitectureError",
     "UnsupportedModelStateError",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lens.errors import TrainingDivergedError
 from lens.study.arms import arm_of
 from lens.study.rates import FACTORS, FOUND, Tuned, read_rates, tune_rates, write_rates
 from lens.study.recipe import Recipe
@@ -73,3 +74,22 @@ def test_a_point_is_trained_on_a_quarter_and_kept(tmp_path: Path) -> None:
     kept.write_text('{"held_out_bits": 0.5}')
     again = tune_rates(arm_of("tied"), texts(), RECIPE, tmp_path, factors=(1.0, 2.0))
     assert (1.0, 1.0, 0.5) in again.losses
+
+
+def test_a_point_that_diverged_is_the_end_of_a_rise_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune() -> Tuned:
+        return tune_rates(arm_of("tied"), texts(), RECIPE, tmp_path, factors=(1.0, 1e34, 1e35))
+
+    found = tune()
+    assert (found.trunk, found.embedding) == (1.0, 1.0)
+    assert {(t, e) for t, e, loss in found.losses if math.isinf(loss)} == {(1e34, 1.0), (1.0, 1e34)}
+    assert json.loads((tmp_path / FOUND).read_text())["losses"][-1] == [1e34, 1.0, None]
+    monkeypatch.setattr("lens.study.rates.train", None)  # nothing is trained again
+    assert tune() == found
+
+
+def test_rates_of_which_none_holds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingDivergedError, match=r"every rate that was tried.*1e\+34, 1e\+35"):
+        tune_rates(arm_of("tied"), texts(), RECIPE, tmp_path, factors=(1e34, 1e35))

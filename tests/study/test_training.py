@@ -8,7 +8,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lens.checkpoint.load import load
-from lens.errors import CorruptCheckpointError, ProvenanceError, SelectionError
+from lens.errors import (
+    CorruptCheckpointError,
+    LensError,
+    ProvenanceError,
+    SelectionError,
+    TrainingDivergedError,
+)
 from lens.study.arms import Arm, arm_of
 from lens.study.recipe import Recipe
 from lens.study.run import LOG, STATE, branch_folder, is_finished, train
@@ -163,3 +169,22 @@ def test_wrong_recipes_are_refused() -> None:
         replace(RECIPE, branch_at=(8, 4))
     with pytest.raises(SelectionError, match="heads"):
         replace(RECIPE, n_heads=5)
+
+
+def test_a_run_that_diverges_says_at_which_step_and_what_to_do(tmp_path: Path) -> None:
+    wild = replace(RECIPE, trunk_rate=1e30, embedding_rate=1e30)
+    with pytest.raises(TrainingDivergedError) as found:
+        trained("tied", tmp_path / "wild", recipe=wild)
+    assert isinstance(found.value, LensError)
+    assert isinstance(found.value, ArithmeticError)
+    told = str(found.value)
+    assert told.startswith("tied, seed 0: the loss is nan at step ")
+    step = int(told.split("at step ")[1].split()[0])
+    assert 0 < step < 4
+    assert "(trunk-00004), and was " in told
+    assert "bits a token the step before" in told
+    assert "The rates are 1e+30 for the trunk and 1e+30 for the embedding matrices" in told
+    assert "lower ones" in told
+    # The twin: at rates of the recipe the run ends.
+    assert is_finished(trained("tied", tmp_path / "calm"))
+    assert not is_finished(tmp_path / "wild")
