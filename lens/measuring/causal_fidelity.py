@@ -10,12 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens.checkpoint.prompts import resolve
-from lens.checkpoint.readout import DirectReadout
 from lens.corpus import read_corpus
-from lens.errors import PromptError, SelectionError, UnsupportedArchitectureError
+from lens.errors import PromptError, SelectionError
 from lens.lenses.differentiable import in_float32
 from lens.measuring.causal_basis import LensInfluence, ablated
 from lens.measuring.ranks import rank_correlation
+from lens.measuring.required_readout import required_readout
 from lens.measuring.windows import Window, windows_of
 
 if TYPE_CHECKING:
@@ -96,12 +96,7 @@ def causal_fidelity(
 
     >>> lens.causal_fidelity(model, corpus).rank_correlation  # doctest: +SKIP
     """
-    readout = model.readout
-    if not isinstance(readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"Influences are taken through a direct readout, and this one is {readout.kind}: "
-            f"{model.summary().why_not_direct}."
-        )
+    readout = required_readout(model, "Causal fidelity")
     if not 3 <= n_directions <= model.d_model or max_windows < 1 or max_steps < 1:
         raise SelectionError(
             f"n_directions {n_directions}, max_windows {max_windows}, max_steps {max_steps}: "

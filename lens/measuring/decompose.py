@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lens.checkpoint.prompts import resolve
-from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
-from lens.errors import SelectionError, UnsupportedArchitectureError
+from lens.errors import SelectionError
 from lens.lenses.differentiable import in_float32
 from lens.lenses.logit import provenance
 from lens.measuring.correction import ORDERS, TERMS, Correction, steps_of
 from lens.measuring.decomposition import Decomposition, GapProvenance
 from lens.measuring.gap_fit import GapProblem, LastStates
+from lens.measuring.required_readout import required_readout
 from lens.measuring.sampled_states import SampledStates, sampled_states
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ def decompose(
 
     >>> lens.decompose(model, "sample", layers=[6, 12]).to_frame()  # doctest: +SKIP
     """
-    if not isinstance(model.readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"The gap is decomposed through a direct readout, and this one is "
-            f"{model.readout.kind}: {model.summary().why_not_direct}."
-        )
+    readout = required_readout(model, "A decomposition of the gap")
     chosen = _layers(model, layers)
     texts = read_corpus(corpus)
     fit_texts, held_texts = texts.split(fit_share=0.5) if fit_on is None else (fit_on, texts)
@@ -87,7 +83,7 @@ def decompose(
     }
     fit, check = _apart(sampled_states(model, fit_texts, positions=fit_positions, **sampling), seed)
     held_out = sampled_states(model, held_texts, positions=positions, **sampling)
-    unembedding = in_float32(model.readout.unembedding)
+    unembedding = in_float32(readout.unembedding)
     last, check_last, held_last = (
         LastStates(model, unembedding, part.final) for part in (fit, check, held_out)
     )

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
-from lens.errors import PromptError, UnsupportedArchitectureError
+from lens.errors import PromptError
 from lens.linear import mean_row
 from lens.measuring.frozen_norm import norm_bias
 from lens.measuring.ranks import rank_correlation
 from lens.measuring.readout_variants import VARIANTS, output_bias, variants
+from lens.measuring.required_readout import required_readout
 from lens.measuring.windows import NO_TOKEN, Window, windows_of
 
 if TYPE_CHECKING:
@@ -96,12 +97,7 @@ def frequency(
     >>> found = lens.frequency(model, "sample")  # doctest: +SKIP
     >>> dict(zip(CARRIERS, found.correlations))  # doctest: +SKIP
     """
-    readout = checkpoint.readout
-    if not isinstance(readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"The readout is {readout.kind}, and its biases cannot be told apart. Missing step: a "
-            f"direct readout ({checkpoint.summary().why_not_direct})."
-        )
+    readout = required_readout(checkpoint, "Where frequency is kept")
     texts = read_corpus(corpus)
     scored, counted = texts.split()
     counts = _counts(checkpoint, counted)

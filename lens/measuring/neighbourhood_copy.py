@@ -9,10 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens.checkpoint.readout import DirectReadout
-from lens.corpus import read_corpus
-from lens.errors import UnsupportedArchitectureError
 from lens.measuring.neighbours import nearest_rows
-from lens.measuring.sampled_states import sampled_states
+from lens.measuring.sampled_states import read_directly
 from lens.measuring.statistics import Interval, mean_interval
 
 if TYPE_CHECKING:
@@ -68,16 +66,10 @@ def neighbourhood_copy(
 
     >>> lens.neighbourhood_copy(model, corpus).neighbours.estimate  # doctest: +SKIP
     """
-    readout = model.readout
-    if not isinstance(readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"Probabilities of chosen tokens need a direct readout, and this one is "
-            f"{readout.kind}: {model.summary().why_not_direct}."
-        )
-    sample = sampled_states(
+    readout, sample = read_directly(
         model,
-        read_corpus(corpus),
-        layers=range(model.n_layers + 1),
+        corpus,
+        "The probability of chosen tokens",
         positions=positions,
         max_documents=max_documents,
         window_tokens=window_tokens,

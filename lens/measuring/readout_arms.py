@@ -14,11 +14,12 @@ from jaxtyping import Float
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
-from lens.errors import SelectionError, UnsupportedArchitectureError
+from lens.errors import SelectionError
 from lens.measuring.frozen_norm import norm_bias
 from lens.measuring.measure import measure
 from lens.measuring.profile import LensProfile
 from lens.measuring.readout_variants import variants
+from lens.measuring.required_readout import required_readout
 from lens.measuring.sampled_states import sampled_states
 from lens.measuring.statistics import Interval, bootstrap
 
@@ -125,15 +126,11 @@ def readout_arms(
 
     >>> lens.readout_arms(model, corpus).to_frame()  # doctest: +SKIP
     """
-    if not isinstance(model.readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"Parts of a direct readout can be changed, and this one is {model.readout.kind}: "
-            f"{model.summary().why_not_direct}."
-        )
+    readout = required_readout(model, "A change of the readout's parts")
     if not all(0 < alpha <= 1 for alpha in alphas):
         raise SelectionError(f"alphas are {list(alphas)}; expected numbers above 0, up to 1.")
     texts = read_corpus(corpus)
-    changed, absent = _changed(model, texts, alphas, window_tokens)
+    changed, absent = _changed(model, readout, texts, alphas, window_tokens)
     unchanged = measure(model, texts, window_tokens=window_tokens)
     arms = []
     for name, (checkpoint, within) in changed.items():
@@ -149,11 +146,13 @@ _Changed = dict[str, tuple[Checkpoint, AbstractContextManager[None]]]
 
 
 def _changed(
-    model: Checkpoint, texts: Corpus, alphas: Sequence[int | float], window_tokens: int | None
+    model: Checkpoint,
+    readout: DirectReadout,
+    texts: Corpus,
+    alphas: Sequence[int | float],
+    window_tokens: int | None,
 ) -> tuple[_Changed, dict[str, str]]:
     """Each arm's checkpoint, what must hold around its measurement, and what there is not."""
-    readout = model.readout
-    assert isinstance(readout, DirectReadout)
     found: _Changed = {}
     absent: dict[str, str] = {}
     if model.tie.is_tied:

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lens.corpus import Corpus
+from lens.checkpoint.readout import DirectReadout
+from lens.corpus import Corpus, read_corpus
 from lens.errors import PromptError, SelectionError
+from lens.measuring.required_readout import required_readout
 from lens.measuring.windows import Window, windows_of
 
 if TYPE_CHECKING:
@@ -95,6 +97,20 @@ def sampled_states(
         documents=np.array(documents, dtype=np.int64),
         window_tokens=windows.window_tokens,
     )
+
+
+def read_directly(
+    model: "Checkpoint", corpus: Any, what: str, **sampling: Any
+) -> tuple[DirectReadout, SampledStates]:
+    """The readout that `what` needs, and states of all layers to read by it.
+
+    `corpus` is what `read_corpus` takes, `sampling` as in `sampled_states`. Raises
+    UnsupportedArchitectureError without a direct readout, before anything is read, and as
+    `sampled_states` does.
+    """
+    readout = required_readout(model, what)
+    layers = range(model.n_layers + 1)
+    return readout, sampled_states(model, read_corpus(corpus), layers=layers, **sampling)
 
 
 def _drawn(

@@ -13,12 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lens.checkpoint.readout import DirectReadout
-from lens.corpus import read_corpus
 from lens.errors import UnsupportedArchitectureError
 from lens.linear import blocks
 from lens.measuring.frozen_norm import FrozenNorm, frozen_norm
-from lens.measuring.sampled_states import sampled_states
+from lens.measuring.sampled_states import read_directly
 from lens.measuring.statistics import Interval, mean_interval
 
 if TYPE_CHECKING:
@@ -68,16 +66,10 @@ def token_energy(
 
     >>> lens.token_energy(model, corpus).to_frame()  # doctest: +SKIP
     """
-    readout = model.readout
-    if not isinstance(readout, DirectReadout):
-        raise UnsupportedArchitectureError(
-            f"Token energy needs the rows of W_U, and this readout is {readout.kind}: "
-            f"{model.summary().why_not_direct}."
-        )
-    sample = sampled_states(
+    readout, sample = read_directly(
         model,
-        read_corpus(corpus),
-        layers=range(model.n_layers + 1),
+        corpus,
+        "Token energy",
         positions=positions,
         max_documents=max_documents,
         window_tokens=window_tokens,
