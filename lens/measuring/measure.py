@@ -86,7 +86,7 @@ def measure(
         )
     source = _provenance(model, reading, texts, windows, fit_on, sample_positions, seed)
     shards = Shards(None if folder is None else Path(folder), source)
-    finished = shards.load()
+    parts = shards.load(wanted)
     baseline = _baseline(model, fit_on, windows.window_tokens, shards)
     plan = _Plan(
         texts=texts,
@@ -95,8 +95,7 @@ def measure(
         baseline=None if baseline is None else torch.from_numpy(baseline.logprob_bits),
         source=source,
     )
-    done = {int(d) for part in finished for d in part.documents}
-    parts = [part for part in finished if {int(d) for d in part.documents} <= set(wanted)]
+    done = {int(d) for part in parts for d in part.documents}
     report = _reporter(windows, wanted, done, progress)
     for group in _groups([d for d in wanted if d not in done]):
         part = _measured(model, reading, plan, group, report)

@@ -1,6 +1,8 @@
 """The folder of a run that can resume: finished documents, each file whole or not there."""
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,21 +23,32 @@ class Shards:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim(folder / "measurement.json")
 
-    def load(self) -> list[LensProfile]:
-        """What is finished. Raises ProvenanceError where a file is of another measurement."""
+    def load(self, wanted: Iterable[int]) -> list[LensProfile]:
+        """What is finished of the wanted documents, each of them once.
+
+        A file that holds another document beside a wanted one is left out: its histograms cannot
+        be told apart by document. Raises ProvenanceError where a file is of another measurement.
+        """
         if self.folder is None:
             return []
         found = [read_profile(path) for path in sorted(self.folder.glob("documents-*.parquet"))]
         for profile in found:
             require_same(self.source, profile.provenance)
-        return found
+        missing, chosen = set(wanted), []
+        # Parts of several runs may overlap: the larger first, and none that repeats a document.
+        for profile in sorted(found, key=lambda p: -len(p.documents)):
+            held = {int(d) for d in profile.documents}
+            if held <= missing:
+                chosen.append(profile)
+                missing -= held
+        return chosen
 
     def save(self, profile: LensProfile) -> None:
-        """Keep finished documents; the file appears whole, under the first document's number."""
+        """Keep finished documents; the file appears whole, under a name of just these documents."""
         if self.folder is not None:
-            write_profile(
-                profile, self.folder / f"documents-{int(profile.documents[0]):08}.parquet"
-            )
+            held = hashlib.blake2b(profile.documents.tobytes(), digest_size=4).hexdigest()
+            name = f"documents-{int(profile.documents[0]):08}-{held}.parquet"
+            write_profile(profile, self.folder / name)
 
     def load_baseline(self) -> Baseline | None:
         """The context-free guess of this measurement, where it is fitted already."""

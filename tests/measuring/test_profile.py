@@ -225,6 +225,19 @@ def test_a_killed_run_continues_and_ends_bit_equal(tmp_path: Path) -> None:
     assert list(folder.glob("*.partial")) == []
 
 
+def test_a_part_of_a_measured_folder_holds_the_documents_asked_for(tmp_path: Path) -> None:
+    corpus, options = id_corpus(16), {"window_tokens": 10}
+    whole = measure(checkpoint(), corpus, folder=tmp_path, **options)
+    for part in ([0, *range(8, 16)], [0], [3, 12], list(range(8))):
+        again = measure(checkpoint(), corpus, documents=part, folder=tmp_path, **options)
+        assert again.documents.tolist() == part
+        assert again == measure(checkpoint(), corpus, documents=part, **options)
+    seen: list[Progress] = []
+    again = measure(checkpoint(), corpus, folder=tmp_path, progress=seen.append, **options)
+    assert again == whole
+    assert seen == []
+
+
 def test_a_folder_of_another_measurement_is_refused(tmp_path: Path) -> None:
     corpus = id_corpus(4)
     measure(checkpoint(), corpus, window_tokens=10, folder=tmp_path)
