@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lens.lenses import reduction
+from lens.lenses.best import Best, block_maxima
 from lens.lenses.chunks import CHUNK_ROWS, Source
-from lens.lenses.eager import Best
 from lens.lenses.sums import NOT_FOUND
 from lens.lenses.tiles import DirectRows
 
@@ -59,7 +59,8 @@ def _scored_again(side: DirectRows, tokens: Int[Tensor, "pos k"]) -> Int[Tensor,
 def _best(side: DirectRows, top_k: int) -> Int[Tensor, "pos k"]:
     found = Best(side.n_rows, top_k, side.device)
     for first in range(0, side.d_vocab, side.tile_tokens):
-        found.update(first, side.tile(first)[0])
+        logits = side.tile(first)[0]
+        found.update(first, logits, block_maxima(logits))
     found.settle()
     return found.tokens
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lens.lenses import kernels
+from lens.lenses import eager, kernels
 from lens.lenses.eager import TorchReduction
 from lens.lenses.lanes import LOG2_E, UNDERFLOW_BITS
 from lens.lenses.reduction import FusedReduction
@@ -63,6 +63,21 @@ def test_sums_of_a_tile_equal_those_in_float64(kind, width):
     close(sums.final[:, TOTAL], weights.sum(-1), rtol=1e-6)
     crossed = (weights * (zf - lens.double().numpy())).sum(-1)
     close(sums.lens[..., FINAL_CROSS], crossed, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_the_size_of_a_block_changes_no_bit(rows, monkeypatch):
+    lens, final = logits_of((4, 3, 1100)), logits_of((3, 1100), seed=1)
+
+    def bits(states, cached):
+        monkeypatch.setattr(eager, "CACHED_LOGITS", cached)
+        sums = reduced(TorchReduction, states.clone(), final.clone(), tile=1024, own=1050)
+        return [sums.lens, sums.final, sums.above, sums.top_values, sums.top_ids]
+
+    whole = bits(lens, 2**20)
+    for one, other in zip(bits(lens, rows * 1024), whole, strict=True):
+        assert np.array_equal(one, other)
+    assert not np.array_equal(bits(lens * (1 + 1e-6), rows * 1024)[0], whole[0])
 
 
 @pytest.mark.parametrize("width", [3000, 2061])

@@ -27,7 +27,9 @@ def states():
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
-def test_the_number_of_workers_changes_no_bit(states, workers):
+@pytest.mark.parametrize("path", ["fused", "torch"])
+def test_the_number_of_workers_changes_no_bit(states, workers, path, monkeypatch):
+    monkeypatch.setattr("lens.lenses.reduction.has_numba", lambda: path == "fused")
     readout = make_readout()
     one = read(readout, states, workers=1, memory_budget_bytes=BUDGET)
     source = chunks.Source(readout, states, readout, states[-1])

@@ -54,6 +54,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         (AFFINE, 0, torch.zeros(())),
         (AFFINE, 0, FLAT),
     ),
+    "lenses.best": ("Best.update", "logits", (NOBODY, 0, FLAT, FLAT), (NOBODY, 0, CUBE[0], FLAT)),
     "lenses.chunks": ("Chunk.chosen", "ids", (NOBODY, FLAT.long()), (NOBODY, CUBE[0].long())),
     "lenses.differentiable": (
         "prepared",
@@ -67,7 +68,7 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
         ("checkpoint.readout.Unembedding", CUBE),
         ("checkpoint.readout.Unembedding", CUBE[0]),
     ),
-    "lenses.eager": ("Best.update", "logits", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE[0])),
+    "lenses.eager": ("_dot", "a", (FLAT, FLAT), (CUBE, CUBE)),
     "lenses.guess": ("_scored_again", "tokens", (ROWS, FLAT.long()), (ROWS, CUBE[0].long())),
     "lenses.projection": ("project", "states", (READOUT, FLAT), (READOUT, CUBE)),
     "lenses.reduction": ("TorchReduction.update", "lens", (NOBODY, 0, FLAT), (NOBODY, 0, CUBE)),
