@@ -161,7 +161,7 @@ def _projected(
     layers = range(checkpoint.n_layers + 1)
     lens = project(reading.readout, reading.states(batch.states, layers), **options)
     final = lens
-    if reading.name != "output":
+    if not reading.is_of_the_model(checkpoint):
         final = project(checkpoint.readout, batch.final[None], **options)
     chosen = torch.from_numpy(lens.top_ids[:, :, 0])
     logits = _final_logits_of(checkpoint, batch, chosen.clamp(min=0)).double().cpu().numpy()

@@ -46,6 +46,10 @@ class Reading:
     readout: Any
     translator: Any = None
 
+    def is_of_the_model(self, checkpoint: "Checkpoint") -> bool:
+        """Whether its last layer is the model's own prediction: so W_E too, where it is W_U."""
+        return self.translator is None and self.readout is checkpoint.readout
+
     def states(
         self, states: Float[Tensor, "layer pos d_model"], layers: range
     ) -> Float[Tensor, "layer pos d_model"]:

@@ -1,8 +1,12 @@
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
 from lens.corpus import read_corpus
 from lens.errors import SelectionError
+from lens.lenses.tiles import DirectRows
 from lens.measuring.compare import compare
 from lens.measuring.comparison import GRID, Comparison, Side, compared
 from lens.measuring.confounds import confounds, facts
@@ -99,6 +103,38 @@ def test_an_untied_model_is_read_through_both_matrices(comparison: Comparison) -
     assert layer is not None
     assert better[layer:].all()
     assert layer == 0 or not better[layer - 1]
+
+
+def test_a_tied_model_passes_its_matrix_once_for_both_lenses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: list[int] = []
+    tile = DirectRows.tile
+
+    def count(self: DirectRows, first: int) -> object:
+        if first == 0:
+            rows.append(self.n_rows)
+        return tile(self, first)
+
+    def multiplied(work: Callable[[], object]) -> int:
+        rows.clear()
+        work()
+        return sum(rows)
+
+    monkeypatch.setattr(DirectRows, "tile", count)
+    fit, held_out = id_corpus(6).split()
+    tied, untied = checkpoint(tied=True), checkpoint()
+    read = partial(measure, corpus=held_out, fit_on=fit, **OPTIONS)
+    once = multiplied(lambda: read(tied))
+    assert multiplied(lambda: read(tied, lens="input")) == once
+    assert multiplied(lambda: read(untied)) == once
+    # Two matrices are two products, and the last row of the second is not the model's own.
+    assert multiplied(lambda: read(untied, lens="input")) > once
+    both = multiplied(lambda: compare({"a": tied, "b": tied}, held_out, fit_on=fit, **OPTIONS))
+    assert both == 2 * once
+    for name in ("kl_bits", "nll_bits", "agreement"):
+        through = read(tied, lens="input").mean(name)
+        np.testing.assert_array_equal(through, read(tied).mean(name))
 
 
 def test_models_of_other_depth_meet_at_relative_depths() -> None:
