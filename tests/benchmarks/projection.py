@@ -20,10 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import startup
+
 HERE = Path(__file__).parent
 SAMPLES = HERE / "projection.json"
 ROUNDS = 5
-GATE = {"lens": 1.30, "lens, torch alone": 1.60}
+GATE = {"lens": 1.30, "lens, torch alone": 1.40}
+KINDS = ("time", "memory", "growth", "wall", "startup")
+SAMPLES_OF = {"lens": ROUNDS, "lens, torch alone": 3}
 OWN = ("lens",)
 OTHERS = (
     "lens, torch alone",
@@ -61,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=("smollm2", "gpt2", "gemma3"))
     parser.add_argument("--lengths", nargs="+", choices=("128", "512", "1024", "4x256"))
     parser.add_argument("--who", nargs="+", choices=(*OWN, *OTHERS))
-    parser.add_argument("--kinds", nargs="+", choices=("time", "wall", "memory", "growth"))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--fresh", action="store_true", help="forget the samples so far")
     parser.add_argument("--gate", action="store_true", help="GPT-2's shape at 128, exit 1 if slow")
@@ -73,7 +77,7 @@ def _cells(arguments: argparse.Namespace, samples: list[dict[str, Any]]) -> list
     """What is to be measured, most wanted first: short before long, few samples before many."""
     models = arguments.models or ("smollm2", "gpt2", "gemma3")
     shapes = arguments.lengths or ("128", "512", "1024", "4x256")
-    kinds = arguments.kinds or ("time", "memory", "growth", "wall")
+    kinds = arguments.kinds or KINDS
     who = arguments.who or (*OWN, *OTHERS)
     cells: list[dict[str, Any]] = []
     for shape in shapes:
@@ -82,8 +86,9 @@ def _cells(arguments: argparse.Namespace, samples: list[dict[str, Any]]) -> list
                 if name not in OWN and shape not in ("128", "512"):
                     continue
                 if "time" in kinds:
-                    rounds = ROUNDS if name in OWN and shape == "128" else 1
-                    times = ROUNDS // rounds if name in OWN else 1
+                    samples_wanted = SAMPLES_OF.get(name, 1) if name in OWN or shape == "128" else 1
+                    rounds = samples_wanted if shape == "128" else 1
+                    times = samples_wanted // rounds
                     cell = {"kind": "time", "model": model, "shape": shape, "who": name}
                     cells += [cell | {"rounds": rounds}] * times
                 if "memory" in kinds and (shape == "512" or name in OWN):
@@ -92,6 +97,9 @@ def _cells(arguments: argparse.Namespace, samples: list[dict[str, Any]]) -> list
                 cells.append({"kind": "wall", "model": model, "shape": shape, "who": "lens"})
     if "growth" in kinds:
         cells += [{"kind": "growth", "model": "random", "shape": "128", "who": "lens"}]
+    if "startup" in kinds:
+        for model in startup.MODELS:
+            cells.append({"kind": "startup", "model": model, "shape": "-", "who": "lens run"})
     taken: dict[str, int] = {}
     for sample in samples:
         taken[_name(sample)] = taken.get(_name(sample), 0) + 1
@@ -139,6 +147,8 @@ def _child(cell: dict[str, Any]) -> list[dict[str, Any]]:
 
     torch.set_num_threads(2 if cell["kind"] == "wall" else 1)
     stamp = {"date": time.strftime("%Y-%m-%d"), "machine": _machine(), "load": os.getloadavg()[0]}
+    if cell["kind"] == "startup":
+        return [stamp | found for found in startup.seconds(cell["model"])]
     if cell["kind"] == "growth":
         return [stamp | found for found in memory.growth()]
     checkpoint = jobs.load_model(cell["model"])
