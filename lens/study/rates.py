@@ -82,9 +82,7 @@ def tune_rates(
         losses=tuple((*point, loss) for point, loss in sorted(losses.items())),
         at_edge=tuple(at_edge),
     )
-    # JSON has no infinity.
-    rows = [(*point, _finite(loss)) for *point, loss in found.losses]
-    text = json.dumps(asdict(found) | {"losses": rows}, indent=1)
+    text = _in_json(found)
     replace_file(place / FOUND, lambda path: path.write_text(text, encoding="utf-8"))
     return found
 
@@ -94,7 +92,7 @@ def write_rates(found: Tuned, results: str | Path) -> Path:
     place = Path(results)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"rates-{found.arm}.json"
-    text = json.dumps(asdict(found), indent=1) + "\n"
+    text = _in_json(found)
     replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
     return path
 
@@ -104,7 +102,10 @@ def read_rates(results: str | Path) -> list[Tuned]:
     found = []
     for path in sorted(Path(results).glob("rates-*.json")):
         row = json.loads(path.read_text("utf-8"))
-        points = tuple((float(t), float(e), float(loss)) for t, e, loss in row["losses"])
+        points = tuple(
+            (float(t), float(e), math.inf if loss is None else float(loss))
+            for t, e, loss in row["losses"]
+        )
         found.append(Tuned(**row | {"losses": points, "at_edge": tuple(row["at_edge"])}))
     return found
 
@@ -145,6 +146,12 @@ def _trained_loss(arm: Arm, texts: StudyTexts, recipe: Recipe, seed: int, folder
     )
     loss = held_out_loss_bits(model, texts, window_tokens=recipe.window_tokens)
     return loss if math.isfinite(loss) else math.inf
+
+
+def _in_json(found: Tuned) -> str:
+    # JSON has no infinity.
+    rows = [(*point, _finite(loss)) for *point, loss in found.losses]
+    return json.dumps(asdict(found) | {"losses": rows}, indent=1) + "\n"
 
 
 def _finite(loss: float) -> float | None:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ def train(
     """Train an arm with a seed into a folder: a checkpoint for each branch, run.json, log.json.
 
     A run that was stopped goes on from its last saved step and ends with the same bits, for the
-    same number of threads. `stop_after` stops it after that many steps of this call, saved.
+    same number of threads; a finished one is not run again. `stop_after` stops it after that
+    many steps of this call, saved.
 
     Raises ProvenanceError where the folder holds another run, CorruptCheckpointError where what
     it holds cannot be read, TrainingDivergedError at the step where the loss is no number.
@@ -82,6 +84,8 @@ def train(
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     _claim(place, arm, seed, texts, recipe)
+    if is_finished(place):
+        return place
     session = _Session(arm, seed, texts, recipe, place, progress, stop_after)
     session.resume()
     session.run()
@@ -125,7 +129,10 @@ class _Session:
             self.segment, self.step = found["segment"], found["step"]
             self.trunk, self.log = found["trunk"], found["log"]
             self._restore(found["running"])
-        except (RuntimeError, KeyError, EOFError, ValueError, OSError) as error:
+        except (
+            *(RuntimeError, LookupError, EOFError, ValueError, OSError, TypeError),
+            pickle.UnpicklingError,
+        ) as error:
             raise CorruptCheckpointError(
                 f"{path} cannot be read ({type(error).__name__}: {error}). Remove it to begin this "
                 "run again."

@@ -12,7 +12,7 @@ from lens.study.drift import write_matrices
 from lens.study.held_out import ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
-from lens.study.run import Progress, is_finished, replace_file, train
+from lens.study.run import Progress, replace_file, train
 from lens.study.texts import StudyTexts, study_texts
 
 CORE_SEEDS = 8
@@ -83,8 +83,7 @@ def reproduce_study(
         if rows is None and target.is_file():
             continue
         place = Path(folder) / name
-        if not is_finished(place):
-            train(arm_of(arm), seed, texts, recipe, place, progress=_told(progress))
+        train(arm_of(arm), seed, texts, recipe, place, progress=_told(progress))
         options: dict[str, Any] = dict(measuring or {})
         row = measure_run(place, texts, progress=progress, **options)
         written.append(write_row(row, results))

@@ -61,8 +61,10 @@ def test_the_loss_of_a_row_is_the_model_s_own(run: Path, row: dict[str, Any]) ->
 
     model = AutoModelForCausalLM.from_pretrained(run / "branch-00008")
     own = held_out_loss_bits(model, texts(), window_tokens=RECIPE.window_tokens)
+    assert row["branches"][-1]["loss_bits"] == pytest.approx(own, abs=1e-6)
     # Position 0 of each window is left out of the lens' means.
     assert row["branches"][-1]["held_out_bits"] == pytest.approx(own, abs=0.15)
+    assert row["branches"][-1]["held_out_bits"] != pytest.approx(own, abs=1e-6)
 
 
 def test_a_branch_is_not_measured_twice_and_other_options_measure_it_again(
@@ -137,7 +139,7 @@ def test_a_row_of_the_study_is_trained_measured_and_written(
 
 def made(arm: str, seed: int, kls: list[list[float]], losses: list[float]) -> dict[str, Any]:
     branches = [
-        {"kl": kl, "reading_loss": kl, "held_out_bits": loss}
+        {"kl": kl, "reading_loss": kl, "loss_bits": loss}
         for kl, loss in zip(kls, losses, strict=True)
     ]
     return {
@@ -145,6 +147,7 @@ def made(arm: str, seed: int, kls: list[list[float]], losses: list[float]) -> di
         "seed": seed,
         "texts": "t",
         "options": {},
+        "recipe": {"trunk_rate": 1.0},
         "branches": branches,
     }
 
@@ -194,8 +197,12 @@ def test_arms_that_differ_only_in_loss_agree_at_equal_loss() -> None:
 
 def test_runs_that_are_not_alike_are_not_compared() -> None:
     rows = pair(1.0, 0)
-    with pytest.raises(SelectionError, match="texts"):
-        effect([rows[0], rows[1] | {"texts": "others"}], "untied-copy", "tied", "KL")
+    for key in ("texts", "options", "recipe"):
+        other = [rows[0], rows[1] | {key: "others"}]
+        with pytest.raises(SelectionError, match=key):
+            effect(other, "untied-copy", "tied", "KL")
+        with pytest.raises(SelectionError, match=key):
+            at_equal_loss(other, "untied-copy", "tied", "KL")
     with pytest.raises(SelectionError, match="No seed"):
         effect(rows, "untied-own", "tied", "KL")
     with pytest.raises(SelectionError, match="reading loss G"):

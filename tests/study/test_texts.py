@@ -3,7 +3,7 @@ import pytest
 
 from lens.corpus import Corpus, Document
 from lens.errors import CorpusError
-from lens.study.held_out import held_out_windows, ngram_losses
+from lens.study.held_out import _Counts, held_out_windows, ngram_losses
 from lens.study.texts import END, split_by_source, study_texts
 from tests.study.small import RECIPE, corpus, texts
 
@@ -101,3 +101,17 @@ def test_ngrams_agree_with_counting_by_hand_and_longer_ones_guess_better() -> No
     whole = np.bincount(stream, minlength=RECIPE.d_vocab) / len(stream)
     by_hand = -np.log2(best * whole[scored] + (1 - best) / RECIPE.d_vocab).mean()
     assert found.unigram == pytest.approx(by_hand, abs=5e-3)
+
+
+def test_each_ngram_is_a_distribution_after_any_context() -> None:
+    stream, d_vocab = np.array([0, 1, 2, 0, 1, 3, 0, 1]), 6
+    counts = _Counts(stream, d_vocab)
+    # Seen, a pair that was never seen, a token that was never seen; the first target has no pair.
+    for context in ([0, 1], [2, 1], [5, 4]):
+        told = np.stack(
+            [counts.orders(np.array([*context, token]))[:, -1] for token in range(d_vocab)]
+        )
+        assert told.sum(axis=0) == pytest.approx(np.ones(4))
+    first, second = counts.orders(np.array([0, 1, 3])).T
+    assert first[3] == first[2] == 1.0
+    assert (second[2], second[3]) == (0.5, 0.5)

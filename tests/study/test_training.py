@@ -81,6 +81,18 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
     assert json.loads((place / LOG).read_text()) == json.loads((copied / LOG).read_text())
 
 
+def test_a_finished_run_is_not_run_again(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = weights(copied)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("lens.study.run.cross_entropy", refuse)
+    assert same(weights(trained("untied-copy", copied)), before)
+    with pytest.raises(ProvenanceError, match="recipe"):
+        trained("untied-copy", copied, recipe=replace(RECIPE, warmup_steps=1))
+
+
 def test_seeds_differ(copied: Path, tmp_path: Path) -> None:
     other = weights(trained("untied-copy", tmp_path / "other", seed=1))
     assert not torch.equal(other[E_NAME], weights(copied)[E_NAME])
