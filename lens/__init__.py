@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from lens.show.export import export
     from lens.show.heatmap import heatmap
     from lens.show.tables import read_predictions
+    from lens.study.continuation import Continuation
+    from lens.study.continued import continue_twins
     from lens.study.recipe import Recipe
     from lens.study.twins import reproduce_study, train_twin
     from lens.trust.report import Report, report
@@ -80,6 +82,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "Comparison",
     "ContextLengthError",
+    "Continuation",
     "Corpus",
     "CorpusError",
     "CorruptCheckpointError",
@@ -118,6 +121,7 @@ __all__ = [
     "attribution",
     "causal_fidelity",
     "compare",
+    "continue_twins",
     "decompose",
     "export",
     "fit_jacobian",
@@ -161,6 +165,7 @@ _HOMES = {
     "CausalFidelity": "lens.measuring.causal_fidelity",
     "Checkpoint": "lens.checkpoint.checkpoint",
     "Comparison": "lens.measuring.comparison",
+    "Continuation": "lens.study.continuation",
     "Corpus": "lens.corpus",
     "Decomposition": "lens.measuring.decomposition",
     "Document": "lens.corpus",
@@ -183,6 +188,7 @@ _HOMES = {
     "attribution": "lens.measuring.attribution",
     "causal_fidelity": "lens.measuring.causal_fidelity",
     "compare": "lens.measuring.compare",
+    "continue_twins": "lens.study.continued",
     "decompose": "lens.measuring.decompose",
     "export": "lens.show.export",
     "fit_jacobian": "lens.measuring.jacobian",

@@ -1,7 +1,7 @@
 """What the command prints: tables on standard output, progress on standard error."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,16 @@ def summary_table(rows: list[tuple[str, str]]) -> Table:
     table.add_column(overflow="fold")
     for label, text in rows:
         table.add_row(Text(label), Text(text))
+    return table
+
+
+def columns_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows of texts beneath their headings; all columns but the first to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(heading):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 

@@ -129,6 +129,77 @@ def reproduce(
         emit(f"{path}")
 
 
+@twins.command("continue", cls=Command, short_help="Continue a real model tied and untied.")
+def continue_(
+    model: options.Model,
+    corpus: Annotated[str, Option("--corpus", metavar="FILE", help="Text as in lens measure.")],
+    out: Annotated[
+        Path,
+        Option("-o", "--out", metavar="DIR", help="Folder of the run; one that stopped goes on."),
+    ],
+    steps: Annotated[int, Option(min=1, help="Optimiser steps of each arm.")] = 300,
+    measure_at: Annotated[
+        str | None,
+        Option(metavar="N,N,...", help="Steps to measure after; left out, 0,1,3,10,30,... ."),
+    ] = None,
+    rate: Annotated[float, Option(help="Learning rate of trunk and matrices.")] = 1e-4,
+    embedding_rate: Annotated[
+        float | None, Option(help="Another rate for the embedding matrices.")
+    ] = None,
+    window_tokens: Annotated[
+        int | None, Option(min=2, help="Tokens of a window; 256 where the model takes them.")
+    ] = None,
+    batch: Annotated[int, Option(min=1, help="Windows of a step.")] = 8,
+    documents: Annotated[int, Option(min=1, help="Held-out documents to measure on.")] = 24,
+    fit_documents: Annotated[
+        int, Option(min=1, help="Training documents to fit translators on.")
+    ] = 48,
+    arm: Annotated[
+        list[str] | None,
+        Option(metavar="ARM", help="tied, untied, tied-output, ...; repeatable; left out, all."),
+    ] = None,
+    seed: Annotated[int, Option(min=0, help="Orders the windows.")] = 0,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: Threads = 1,
+    debug: options.Debug = False,
+) -> None:
+    """Continue a checkpoint with its tie as it is and changed, on the same windows.
+
+    A tied model goes on beside an untied copy with equal logits, an untied one beside tied ones
+    with the values of W_U, of W_E and of their mean. Prints loss, reading loss G, what is not
+    there yet R, and how far the matrices went; DIR/continued.json holds them by layer.
+    """
+    import torch
+
+    from lens.cli_measure import loaded
+    from lens.cli_tables import columns_table, emit
+    from lens.cli_text import numbers_from
+    from lens.study.continuation import Continuation
+    from lens.study.continued import continue_twins, read_continued, summary
+
+    torch.set_num_threads(threads)
+    settings = Continuation(
+        steps=steps,
+        measure_at=tuple(numbers_from(measure_at, "--measure-at") or ()),
+        trunk_rate=rate,
+        embedding_rate=rate if embedding_rate is None else embedding_rate,
+        window_tokens=window_tokens,
+        batch_windows=batch,
+        seed=seed,
+        documents=documents,
+        fit_documents=fit_documents,
+    )
+    checkpoint = loaded(model, device=device, dtype=dtype)
+    with _bar() as report:
+        path = continue_twins(
+            checkpoint, corpus, out, settings=settings, arms=tuple(arm or ()), progress=report
+        )
+    heading, *rows = summary(read_continued(path))
+    emit(columns_table(heading, rows))
+    emit(f"{path.resolve()}")
+
+
 @contextmanager
 def _bar() -> Iterator[Callable[[Any], None]]:
     """On a terminal: the step, the loss, and the time that is left."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from lens.checkpoint.readout import DirectReadout
 from lens.lenses.state_divergence import StateRows
 from lens.measuring.collect import batches
+from lens.measuring.passes import place_in_pass
 from lens.measuring.windows import Window, Windows
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ class StateBatches:
         return rows_of(self.checkpoint, chosen, positions=self.positions, generator=generator)
 
     def _place(self, number: int) -> int:
-        passes, place = divmod(number, len(self.windows))
-        order = np.random.default_rng([self.seed, _WINDOWS, passes]).permutation(len(self.windows))
-        return int(order[place])
+        return place_in_pass(number, len(self.windows), self.seed, _WINDOWS)
 
 
 def rows_of(

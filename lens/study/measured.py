@@ -126,14 +126,14 @@ def measure_checkpoint(
     )
     affine = measure(model, held_out, lens=translator, window_tokens=window_tokens)
     row = _of_profile(profile) | {
-        "not_there_yet": _numbers(affine.mean("kl_bits")),
-        "reading_loss": _numbers(profile.mean("kl_bits") - affine.mean("kl_bits")),
-        "affine_nll": _numbers(affine.mean("nll_bits")),
-        "translator_by_kl": _numbers(by_kl),
+        "not_there_yet": numbers(affine.mean("kl_bits")),
+        "reading_loss": numbers(profile.mean("kl_bits") - affine.mean("kl_bits")),
+        "affine_nll": numbers(affine.mean("nll_bits")),
+        "translator_by_kl": numbers(by_kl),
     }
     if model.tie.verdict not in ("shared parameter", "shared storage"):
         through = measure(model, held_out, lens="input", window_tokens=window_tokens)
-        row["input_lens_kl"] = _numbers(through.mean("kl_bits"))
+        row["input_lens_kl"] = numbers(through.mean("kl_bits"))
     return row
 
 
@@ -169,17 +169,17 @@ def _paths(given: Given) -> dict[str, Any]:
         "output_share": found.output_share,
         "additive_share": found.additive_share,
         "cosine": found.cosine,
-        "output_share_by_decile": _numbers(found.group_output_share[:10]),
+        "output_share_by_decile": numbers(found.group_output_share[:10]),
         "adam_output_share": found.adam.output_share,
         "adam_additive_share": found.adam.additive_share,
-        "adam_output_share_by_decile": _numbers(found.adam.group_output_share[:10]),
+        "adam_output_share_by_decile": numbers(found.adam.group_output_share[:10]),
     }
 
 
 def _shape(given: Given) -> dict[str, Any]:
     """E against U, as they are and centred."""
     shape = geometry(given.model)
-    values = {name: _numbers(shape.values[i]) for i, name in enumerate(MEASURES)}
+    values = {name: numbers(shape.values[i]) for i, name in enumerate(MEASURES)}
     return values | {"copy score": shape.copy_score}
 
 
@@ -203,20 +203,20 @@ def _of_profile(profile: LensProfile) -> dict[str, Any]:
         "n_positions": profile.n_positions,
         "n_documents": len(profile.documents),
         "tie": profile.provenance.reading.tie,
-        "kl": _numbers(profile.mean("kl_bits")),
-        "median_kl": _numbers(profile.median_kl_bits),
-        "usefulness": _numbers(profile.usefulness_bits),
-        "entropy": _numbers(profile.mean("entropy_bits")),
-        "agreement": _numbers(profile.mean("agreement")),
-        "copy_rate": _numbers(profile.mean("copies")),
-        "copy_mass": _numbers(profile.mean("self_copy_mass")),
-        "copy_bits": _numbers(profile.mean("copy_bits")),
-        "rest_bits": _numbers(profile.mean("rest_bits")),
-        "skill": _numbers(profile.skill),
+        "kl": numbers(profile.mean("kl_bits")),
+        "median_kl": numbers(profile.median_kl_bits),
+        "usefulness": numbers(profile.usefulness_bits),
+        "entropy": numbers(profile.mean("entropy_bits")),
+        "agreement": numbers(profile.mean("agreement")),
+        "copy_rate": numbers(profile.mean("copies")),
+        "copy_mass": numbers(profile.mean("self_copy_mass")),
+        "copy_bits": numbers(profile.mean("copy_bits")),
+        "rest_bits": numbers(profile.mean("rest_bits")),
+        "skill": numbers(profile.skill),
         "skill_area": profile.skill_area,
-        "marginal_bias": _numbers(profile.marginal_bias_bits),
-        "temperature": _numbers(profile.best_temperature),
-        "ece": _numbers(calibration.ece),
+        "marginal_bias": numbers(profile.marginal_bias_bits),
+        "temperature": numbers(profile.best_temperature),
+        "ece": numbers(calibration.ece),
         "mean_depth": profile.mean_depth(),
     }
 
@@ -242,17 +242,18 @@ def write_row(row: dict[str, Any], folder: str | Path) -> Path:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{row['arm']['name']}-seed-{row['seed']}.json"
-    text = json.dumps(_rounded(row), indent=None, separators=(",", ":"), allow_nan=True)
+    text = json.dumps(rounded(row), indent=None, separators=(",", ":"), allow_nan=True)
     replace_file(path, lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
     return path
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """The same, each float in it to six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _run_of(place: Path, texts: StudyTexts) -> dict[str, Any]:
@@ -286,5 +287,6 @@ def _log_of(place: Path) -> dict[str, Any]:
     }
 
 
-def _numbers(values: Any) -> list[float]:
+def numbers(values: Any) -> list[float]:
+    """An array as floats of Python."""
     return [float(v) for v in np.asarray(values, dtype=np.float64)]

@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +60,11 @@ class _Running:
             "model": copy.deepcopy(self.model.state_dict()),
             "optimiser": copy.deepcopy(self.optimiser.state_dict()),
         }
+
+
+def _running(arm: Arm, model: PreTrainedModel, recipe: Recipe) -> _Running:
+    optimiser = optimiser_of(model, matrices(model), recipe, decayed=arm.decayed)
+    return _Running(arm, model, optimiser)
 
 
 def train(
@@ -115,7 +120,7 @@ class _Session:
         self.began, self.steps_here = time.monotonic(), 0
         self.groups = frequency_groups(texts, recipe.d_vocab)
         model = build(arm, recipe, seed)
-        self.running = _Running(arm, model, optimiser_of(model, arm, recipe))
+        self.running = _running(arm, model, recipe)
         self.segment, self.step = 0, 0
         self.trunk: dict[str, Any] | None = None
         self.log: dict[str, list[Any]] = {"loss_nats": [], "updates": []}
@@ -173,7 +178,7 @@ class _Session:
         loss = cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         running.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        mix_gradients(running.model, running.arm.mixing)
+        mix_gradients(matrices(running.model), running.arm.mixing)
         set_rates(running.optimiser, recipe.rate_factor(segment, step))
         before = None
         if step % LOG_EVERY == 0:
@@ -227,9 +232,8 @@ class _Session:
             start = "tied" if tied else "copy"
             model = build(replace(self.arm, start=start), self.recipe, self.seed)
         model.load_state_dict(state["model"])
-        optimiser = optimiser_of(model, self.arm, self.recipe)
-        optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
-        self.running = _Running(self.arm, model, optimiser)
+        self.running = _running(self.arm, model, self.recipe)
+        self.running.optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
 
     def _write(self, target: Path) -> None:
         partial = target.with_name(f".{target.name}.partial")
@@ -290,7 +294,20 @@ def _claim(place: Path, arm: Arm, seed: int, texts: StudyTexts, recipe: Recipe) 
         "recipe": asdict(recipe) | {"branch_at": list(recipe.branch_at)},
         "texts": texts.hash,
     }
-    path = place / RUN
+    beside = {
+        "corpus": {"name": texts.train.name, "train": texts.train.hash},
+        "held_out": {"documents": len(texts.held_out), "hash": texts.held_out.hash},
+        "stream_tokens": len(texts.stream),
+    }
+    claim(place / RUN, identity, beside)
+
+
+def claim(path: Path, identity: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
+    """Write a run's file: what it is, with versions and what is told beside it.
+
+    Raises ProvenanceError where the file is there and is another run's, CorruptCheckpointError
+    where it cannot be read.
+    """
     if path.is_file():
         try:
             found = json.loads(path.read_text("utf-8"))
@@ -299,18 +316,12 @@ def _claim(place: Path, arm: Arm, seed: int, texts: StudyTexts, recipe: Recipe) 
         for key, value in identity.items():
             if found.get(key) != value:
                 raise ProvenanceError(
-                    f"{place} holds another run: its {key} is {found.get(key)!r}, asked for "
+                    f"{path.parent} holds another run: its {key} is {found.get(key)!r}, asked for "
                     f"{value!r}. Name another folder."
                 )
         return
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
-    run = identity | {
-        "versions": versions,
-        "threads": torch.get_num_threads(),
-        "corpus": {"name": texts.train.name, "train": texts.train.hash},
-        "held_out": {"documents": len(texts.held_out), "hash": texts.held_out.hash},
-        "stream_tokens": len(texts.stream),
-    }
+    run = {**identity, "versions": versions, "threads": torch.get_num_threads(), **beside}
     text = json.dumps(run, indent=1)
     replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 

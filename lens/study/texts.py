@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lens.corpus import Corpus, read_corpus
 from lens.errors import CorpusError
+from lens.measuring.passes import place_in_pass
 
 END = "<|endoftext|>"
 """Stands between two documents in training."""
@@ -52,12 +53,8 @@ class StudyTexts:
                 f"{self.train.name} gives {len(self.stream)} tokens to train on, not one window "
                 f"of {window_tokens}."
             )
-        numbers = np.arange(step * windows, (step + 1) * windows)
-        orders = {
-            epoch: np.random.default_rng([seed, epoch]).permutation(count)
-            for epoch in set((numbers // count).tolist())
-        }
-        places = [int(orders[n // count][n % count]) * window_tokens for n in numbers.tolist()]
+        numbers = range(step * windows, (step + 1) * windows)
+        places = [place_in_pass(n, count, seed) * window_tokens for n in numbers]
         return np.stack([self.stream[p : p + window_tokens + 1] for p in places])
 
 
@@ -66,7 +63,10 @@ def study_texts(corpus: Any = "sample", *, d_vocab: int) -> StudyTexts:
 
     Raises CorpusError, also where a tokenizer of that size cannot be trained on it.
     """
-    train, held_out = split_by_source(read_corpus(corpus))
+    texts = read_corpus(corpus)
+    if any(d.text is None for d in texts.documents):
+        raise CorpusError(f"{texts.name} holds token ids; twins are trained on texts.")
+    train, held_out = split_by_source(texts)
     tokenizer = train_tokenizer(train, d_vocab)
     end = [tokenizer.convert_tokens_to_ids(END)]
     ids = [[*tokenizer(d.text)["input_ids"], *end] for d in train.documents]
@@ -80,8 +80,6 @@ def study_texts(corpus: Any = "sample", *, d_vocab: int) -> StudyTexts:
 
 def split_by_source(corpus: Corpus) -> tuple[Corpus, Corpus]:
     """(to train on, held out): one document in four of each source held out, cut into runs."""
-    if any(d.text is None for d in corpus.documents):
-        raise CorpusError(f"{corpus.name} holds token ids; twins are trained on texts.")
     places: set[int] = set()
     for source in corpus.sources:
         of_source = [i for i, d in enumerate(corpus.documents) if d.source == source]

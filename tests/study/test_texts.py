@@ -82,7 +82,7 @@ def test_a_corpus_that_is_too_small_is_refused() -> None:
         study_texts(corpus(), d_vocab=200_000)
     ids = tuple(Document(id=str(i), source="b", ids=(1, 2)) for i in range(8))
     with pytest.raises(CorpusError, match="token ids"):
-        split_by_source(Corpus(name="c", documents=ids))
+        study_texts(Corpus(name="c", documents=ids), d_vocab=RECIPE.d_vocab)
 
 
 def test_ngrams_agree_with_counting_by_hand_and_longer_ones_guess_better() -> None:
