@@ -108,6 +108,11 @@ def begun(corpus: Corpus, characters: int) -> Corpus:
 
 
 def question_answers(_: int) -> tuple[Corpus, Corpus]:
+    """charlm's own training text, split."""
+    return pair_runs().split()
+
+
+def pair_runs() -> Corpus:
     """charlm's own training text, as runs of whole question-answer pairs."""
     text = (_folder("core-charlm") / "training-text.txt").read_text(encoding="utf-8")
     runs: list[str] = []
@@ -119,7 +124,7 @@ def question_answers(_: int) -> tuple[Corpus, Corpus]:
     documents = tuple(
         lens.Document(id=str(i), source="training text", text=run) for i, run in enumerate(runs)
     )
-    return Corpus(name="its training text", documents=documents).split()
+    return Corpus(name="its training text", documents=documents)
 
 
 AUSTEN = "Jane Austen's novels"

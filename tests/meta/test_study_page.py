@@ -13,8 +13,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """The script that fills docs/study.md."""
-    path = ROOT / "docs" / "study_page.py"
-    spec = importlib.util.spec_from_file_location("study_page", path)
+    return loaded("study_page")
+
+
+@pytest.fixture(scope="module")
+def real() -> ModuleType:
+    """The script that fills the section of real models."""
+    return loaded("study_real")
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,3 +41,17 @@ def test_another_row_makes_another_page(script: ModuleType) -> None:
     rows = copy.deepcopy(read_rows(script.ROWS))
     rows[0]["branches"][-1]["kl"][1] += 0.5
     assert script.filled(page, rows) != page
+
+
+def test_every_number_of_the_real_models_comes_from_their_rows(real: ModuleType) -> None:
+    page = real.PAGE.read_text(encoding="utf-8")
+    assert real.filled(page, real.read_real()) == page, "run: python docs/study_real.py page"
+
+
+def test_another_point_of_a_real_model_makes_another_page(real: ModuleType) -> None:
+    page = real.PAGE.read_text(encoding="utf-8")
+    rows = copy.deepcopy(real.read_real())
+    first = next(iter(rows.values()))
+    next(iter(first["arms"].values()))["points"][-1]["moved"] = {"W": 0.5}
+    assert real.filled(page, rows) != page
+    assert real.filled(page, {}) != page
