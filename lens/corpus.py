@@ -54,6 +54,11 @@ class Document:
         """Length of the text in UTF-8 bytes; 0 for token ids."""
         return 0 if self.text is None else len(self.text.encode("utf-8"))
 
+    @property
+    def content(self) -> str | tuple[int, ...]:
+        """The text without white space around it, or the ids: equal where documents repeat."""
+        return (self.ids or ()) if self.text is None else self.text.strip()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
@@ -129,7 +134,8 @@ class Corpus:
         """(to fit on, to measure on): whole sources apart, so that no book is on both sides.
 
         The smallest sources go to fitting until they hold `fit_share` of the documents. With one
-        source every fifth document (by `fit_share`) goes there, which is said in its name.
+        source every fifth document (by `fit_share`) goes there, which is said in its name. A text
+        that is there again goes there too. Raises SelectionError where nothing is left to measure.
         """
         if len(self) < 2 or not 0 < fit_share < 1:
             raise SelectionError(
@@ -137,7 +143,14 @@ class Corpus:
                 f"{fit_share}."
             )
         places = self._places_to_fit(fit_share)
+        fitted = {self.documents[i].content for i in places}
+        places.update(i for i, d in enumerate(self.documents) if d.content in fitted)
         rest = [i for i in range(len(self)) if i not in places]
+        if not rest:
+            raise SelectionError(
+                f"All {len(self)} documents of {self.name!r} hold what is fitted on, so none is "
+                "left to measure on. Pass more texts."
+            )
         how = "sources apart" if len(self.sources) > 1 else "one source, documents apart"
         return (
             self.select(sorted(places), name=f"{self.name} (fit, {how})"),
@@ -157,6 +170,18 @@ class Corpus:
                 break
             places.update(by_source[source])
         return places
+
+
+def require_apart(fit_on: Corpus, measured: Corpus) -> None:
+    """Raise SelectionError where a document to measure on is also among those to fit on."""
+    fitted = {document.content for document in fit_on.documents}
+    both = [d.id for d in measured.documents if d.content in fitted]
+    if both:
+        raise SelectionError(
+            f"{len(both)} of the {len(measured)} documents to measure on are also among those to "
+            f"fit on, the first of them {both[0]!r}: what is fitted would be measured on its own "
+            "documents. Pass others as fit_on, as corpus.split() gives them."
+        )
 
 
 def read_corpus(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lens.corpus import MAX_CHARACTERS, SAMPLE, Corpus, Document, read_corpus
+from lens.corpus import MAX_CHARACTERS, SAMPLE, Corpus, Document, read_corpus, require_apart
 from lens.errors import CorpusError, SelectionError
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +43,28 @@ def test_a_split_of_the_sample_keeps_books_apart_and_200_documents_to_measure() 
     assert set(fit.sources) & set(held_out.sources) == set()
     assert len(fit) + len(held_out) == len(read_corpus())
     assert len(held_out) >= 200
+
+
+def test_a_text_that_is_there_twice_is_on_one_side_of_a_split() -> None:
+    texts = [f"text {i % 7}" for i in range(20)]
+    for corpus in (read_corpus(texts), read_corpus([[i % 7, 1] for i in range(20)])):
+        fit, held_out = corpus.split(fit_share=0.1)
+        require_apart(fit, held_out)
+        assert len(fit) + len(held_out) == len(corpus)
+        assert {d.content for d in fit.documents} | {d.content for d in held_out.documents} == {
+            d.content for d in corpus.documents
+        }
+    with pytest.raises(SelectionError, match="none is left to measure"):
+        read_corpus(["the same", " the same\n", "the same"]).split()
+
+
+def test_documents_on_both_sides_are_counted_and_the_first_is_named() -> None:
+    texts = [f"text {i}" for i in range(6)]
+    require_apart(read_corpus(texts[:3]), read_corpus(texts[3:]))
+    with pytest.raises(SelectionError, match=r"2 of the 4 .* the first of them '2'"):
+        require_apart(
+            read_corpus(texts[4:]), read_corpus(texts[2:4] + [f"{t}\n" for t in texts[4:]])
+        )
 
 
 def test_a_split_of_one_source_keeps_documents_apart() -> None:

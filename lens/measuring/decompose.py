@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lens.checkpoint.prompts import resolve
-from lens.corpus import Corpus, read_corpus
+from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import SelectionError
 from lens.lenses.differentiable import in_float32
 from lens.lenses.logit import provenance
@@ -66,7 +66,7 @@ def decompose(
     loss on its own rows never rises; on other documents it may.
 
     Raises UnsupportedArchitectureError without a direct readout, SelectionError for the last
-    layer, and as `lens.measure` does.
+    layer and where a document of `fit_on` is measured too, and as `lens.measure` does.
 
     >>> lens.decompose(model, "sample", layers=[6, 12]).to_frame()  # doctest: +SKIP
     """
@@ -74,6 +74,7 @@ def decompose(
     chosen = _layers(model, layers)
     texts = read_corpus(corpus)
     fit_texts, held_texts = texts.split(fit_share=0.5) if fit_on is None else (fit_on, texts)
+    require_apart(fit_texts, held_texts)
     size = min(WINDOW_TOKENS, model.n_ctx or WINDOW_TOKENS)
     sampling: dict[str, Any] = {
         "layers": chosen,

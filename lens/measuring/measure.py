@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lens.corpus import Corpus, read_corpus
+from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import SelectionError
 from lens.lenses.logit import provenance
 from lens.measuring.baseline import Baseline, baseline_hash, fit_baseline
@@ -71,15 +71,17 @@ def measure(
     measures a part, to be merged. With a `folder`, finished documents are kept there and a run
     that was stopped continues.
 
-    Raises ProvenanceError where the folder holds another measurement, SelectionError, PromptError,
-    TokenizerError, CorpusError.
+    Raises SelectionError where a document of `fit_on` is measured too, ProvenanceError where the
+    folder holds another measurement, PromptError, TokenizerError, CorpusError.
 
     >>> lens.measure(model, held_out, fit_on=fit)  # doctest: +SKIP
     """
     texts = read_corpus(corpus)
+    wanted = _wanted(documents, len(texts))
+    if fit_on is not None:
+        require_apart(fit_on, texts.select(wanted))
     reading = reading_of(model, lens)
     windows = windows_of(model, texts, window_tokens=window_tokens)
-    wanted = _wanted(documents, len(texts))
     if not 0 <= sample_positions <= MAX_POSITIONS:
         raise SelectionError(
             f"sample_positions is {sample_positions}; expected 0 to {MAX_POSITIONS}."

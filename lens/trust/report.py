@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lens.corpus import Corpus, read_corpus
+from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import ExportError, SelectionError
 from lens.measuring.comparison import Comparison, compared
 from lens.measuring.confounds import Confound, caution, confounds
@@ -76,7 +76,8 @@ def report(
     whole, or not at all.
 
     Raises ExportError before anything is measured where `path` cannot be written, SelectionError
-    for more than two models or too few documents, and as `lens.measure` does.
+    for more than two models, too few documents and documents that are fitted on too, and as
+    `lens.measure` does.
 
     >>> lens.report(model, "corpus.jsonl", "report.html")  # doctest: +SKIP
     """
@@ -145,6 +146,7 @@ def _plan(
     if how["translator"] not in ("ridge", "tuned", "none"):
         raise SelectionError(f'No translator {how["translator"]!r}: "ridge", "tuned" or "none".')
     fit, held_out = texts.split() if fit_on is None else (fit_on, texts)
+    require_apart(fit, held_out)
     given = (
         None if prompts is None else tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
     )

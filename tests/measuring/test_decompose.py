@@ -240,6 +240,8 @@ def test_what_cannot_be_decomposed_is_refused(model: Checkpoint) -> None:
         decompose(model, id_corpus(4), positions=0)
     with pytest.raises(SelectionError, match="too few"):
         decompose(model, id_corpus(4), fit_on=read_corpus([[5, 6]]), fit_positions=1)
+    with pytest.raises(SelectionError, match="4 of the 4 documents"):
+        decompose(model, id_corpus(4), fit_on=id_corpus(4))
     replayed = checkpoint()
     replayed.readout = replayed.replay
     with pytest.raises(UnsupportedArchitectureError, match="direct readout"):

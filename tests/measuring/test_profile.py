@@ -326,6 +326,16 @@ def test_what_is_not_there_is_named(profile: LensProfile) -> None:
         measure(checkpoint(), id_corpus(9), sample_positions=5000, window_tokens=10)
 
 
+def test_a_document_that_is_fitted_on_is_not_measured() -> None:
+    model, corpus = checkpoint(), id_corpus(6)
+    with pytest.raises(SelectionError, match="6 of the 6 documents"):
+        measure(model, corpus, fit_on=corpus, window_tokens=10)
+    part = {"fit_on": corpus.take(1), "window_tokens": 10}
+    with pytest.raises(SelectionError, match=r"1 of the 2 .* the first of them '0'"):
+        measure(model, corpus, documents=[0, 1], **part)
+    assert measure(model, corpus, documents=[1, 2], **part).skill[-1] == 1
+
+
 def test_without_a_guess_there_is_no_skill() -> None:
     found = measure(checkpoint(), id_corpus(3), window_tokens=10)
     assert np.isnan(found.skill).all()
