@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lens.corpus import Corpus, read_corpus
-from lens.errors import PromptError
+from lens.errors import PromptError, SelectionError
 from lens.lenses.affine import AffineLens, fitted_lens, unembedding_hashes
 from lens.lenses.state_divergence import StateDivergence, StateRows
 from lens.measuring.state_batches import StateBatches, rows_of
@@ -51,16 +51,18 @@ def tune(
 ) -> AffineLens:
     """Fit a translator for every layer at once, by KL(final || lens): the tuned lens.
 
-    All start as the identity. A tenth of the documents is held out; each layer keeps the step at
-    which its held-out KL was least, the identity among them, so none is worse than the logit lens
-    there. Fitting ends after `steps`, or after `patience` looks, `check_every` steps apart, of
-    which none gained. About `positions` positions are drawn for each step. `optimiser` is "adam" or
-    "muon"; rates rise over the first tenth of the steps, then fall in a line. With a `folder` the
-    lens is saved there and a run that was stopped continues, to the same bits where as many threads
-    work. Nothing of the model changes. Source: Belrose et al. 2023.
+    All start as the identity. A tenth of the documents is held out (of a lone document its last
+    windows); each layer keeps the step at which its held-out KL was least, the identity among
+    them, so none is worse than the logit lens there. Fitting ends after `steps`, or after
+    `patience` looks, `check_every` steps apart, of which none gained. About `positions` positions
+    are drawn for each step. `optimiser` is "adam" or "muon"; rates rise over the first tenth of the
+    steps, then fall in a line. With a `folder` the lens is saved there and a run that was stopped
+    continues, to the same bits where as many threads work. Nothing of the model changes. Source:
+    Belrose et al. 2023.
 
     Raises ProvenanceError where the folder holds another fit, UnsupportedArchitectureError for a
-    readout passed by hand, SelectionError, and as `lens.measure` does.
+    readout passed by hand, SelectionError for a lone document of one window, and as `lens.measure`
+    does.
 
     >>> lens.tune(model, fit, folder="lenses/mine")  # doctest: +SKIP
     """
@@ -122,7 +124,9 @@ def _apart(
         raise PromptError(f"{texts.name!r} leaves nothing to fit on.")
     count = max(1, len(order) // HELD_OUT_SHARE)
     back = [window for d in order[:count] for window in by_document[d]]
-    fit = [window for d in order[count:] for window in by_document[d]] or back
+    fit = [window for d in order[count:] for window in by_document[d]]
+    if not fit:
+        fit, back = _parts_of_one(texts.documents[order[0]].id, back)
     limit = 4 * positions
     chosen: list[Window] = []
     # Enough windows for the positions that are kept, whole ones where the readout is a replay.
@@ -131,3 +135,14 @@ def _apart(
             break
         chosen.append(back[place])
     return fit, rows_of(model, chosen, positions=limit, generator=generator)
+
+
+def _parts_of_one(name: str, windows: list[Window]) -> tuple[list[Window], list[Window]]:
+    """The windows of a lone document to fit on, and its last ones, which are held out."""
+    if len(windows) < 2:
+        raise SelectionError(
+            f"Only document {name!r} can be read, and it is one window: nothing is left to hold "
+            "out. Pass a second document, or a shorter window_tokens."
+        )
+    count = max(1, len(windows) // HELD_OUT_SHARE)
+    return windows[:-count], windows[-count:]

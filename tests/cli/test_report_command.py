@@ -4,7 +4,10 @@ import pytest
 
 from lens.cli import main
 
-TEXTS = ["the tower is in Paris", "Rome is in the tower", "Paris is Rome", "the the in Rome is"]
+TEXTS = [
+    *("the tower is in Paris", "Rome is in the tower", "Paris is Rome", "the the in Rome is"),
+    *("in Rome the tower is", "Paris is in the tower", "is Rome in Paris", "the tower the tower"),
+]
 
 
 @pytest.fixture

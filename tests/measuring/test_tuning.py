@@ -18,6 +18,7 @@ import lens
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.readout import DirectReadout
 from lens.checkpoint.tail import OwnTail
+from lens.corpus import read_corpus
 from lens.errors import (
     ProvenanceError,
     ResultFileError,
@@ -30,7 +31,7 @@ from lens.measuring.measure import measure
 from lens.measuring.ridge import fit_ridge
 from lens.measuring.state_batches import StateBatches
 from lens.measuring.translator_fit import TranslatorFit
-from lens.measuring.tuning import Step, tune
+from lens.measuring.tuning import Step, _apart, tune
 from lens.measuring.windows import windows_of
 from tests.architectures.build import architectures
 from tests.measuring.small import checkpoint, id_corpus
@@ -247,6 +248,22 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert run("stopped", "kill").returncode == -signal.SIGKILL
     resumed, whole = run("stopped", "on"), run("whole", "on")
     assert resumed.stdout == whole.stdout != ""
+
+
+def test_what_is_held_out_of_a_lone_document_is_not_fitted_on() -> None:
+    model, text = checkpoint(), read_corpus([id_corpus(1, 60).documents[0].ids])
+    windows = windows_of(model, text, window_tokens=10).by_document[0]
+    fit, held_out = _apart(model, text, 10, 50, 0)
+    assert len(windows) == 6
+    assert [w.ids.tolist() for w in fit] == [w.ids.tolist() for w in windows[:-1]]
+    [rows] = held_out
+    last = model.inputs_of([windows[-1].ids.tolist()])
+    state = model.capture(last, layers=[model.n_layers])[model.n_layers][0]
+    assert torch.equal(rows.states[-1], state[1:])
+    with pytest.raises(SelectionError, match="one window"):
+        tune(model, text, steps=1, window_tokens=60)
+    nothing_to_read = read_corpus([[5], *(d.ids for d in text.documents)])
+    assert len(_apart(model, nothing_to_read, 10, 50, 0)[0]) == len(fit)
 
 
 def test_every_window_is_seen_once_in_a_pass() -> None:
