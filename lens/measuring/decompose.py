@@ -8,7 +8,7 @@ import numpy as np
 
 from lens.checkpoint.prompts import resolve
 from lens.corpus import Corpus, read_corpus, require_apart
-from lens.errors import SelectionError
+from lens.errors import ProvenanceError, SelectionError
 from lens.lenses.differentiable import in_float32
 from lens.lenses.logit import provenance
 from lens.measuring.correction import ORDERS, TERMS, Correction, steps_of
@@ -75,11 +75,10 @@ def decompose(
     texts = read_corpus(corpus)
     fit_texts, held_texts = texts.split(fit_share=0.5) if fit_on is None else (fit_on, texts)
     require_apart(fit_texts, held_texts)
-    size = min(WINDOW_TOKENS, model.n_ctx or WINDOW_TOKENS)
     sampling: dict[str, Any] = {
         "layers": chosen,
         "max_documents": max_documents,
-        "window_tokens": size if window_tokens is None else window_tokens,
+        "window_tokens": _window(model, window_tokens),
         "seed": seed,
     }
     fit, check = _apart(sampled_states(model, fit_texts, positions=fit_positions, **sampling), seed)
@@ -104,6 +103,7 @@ def decompose(
             tables.fill((order, place, rung), problem, found, layer)
             if progress is not None:
                 progress(tables.rung(layer, list(ORDERS)[order], freed, (order, place, rung)))
+    asked = {"positions": positions, "fit_positions": fit_positions, "seed": seed}
     options = {"bias_sd": bias_sd, "max_steps": max_steps, "max_documents": max_documents}
     return Decomposition(
         provenance=GapProvenance(
@@ -115,7 +115,7 @@ def decompose(
             n_fit_positions=len(fit),
             n_check_positions=len(check),
             window_tokens=held_out.window_tokens,
-            options=options | {"seed": seed},
+            options=options | asked,
         ),
         layers=np.array(chosen, dtype=np.int64),
         documents=tables.documents,
@@ -124,6 +124,44 @@ def decompose(
         fit_kl_bits=tables.fit_kl_bits,
         fit_loss_bits=tables.fit_loss_bits,
         temperatures=tables.temperatures,
+    )
+
+
+def require_asked(
+    found: Decomposition,
+    model: "Checkpoint",
+    corpus: Corpus,
+    fit_on: Corpus,
+    *,
+    window_tokens: int | None,
+    **asked: Any,
+) -> None:
+    """Raise ProvenanceError where a kept result is not what `decompose` would be asked for.
+
+    `asked` are options by name, such as `positions`, `fit_positions` and `seed`.
+    """
+    held, mine = found.provenance, provenance(model, "output")
+    pairs = {
+        "corpus": (held.corpus_hash, corpus.hash),
+        "what it was fitted on": (held.fitted_on_hash, fit_on.hash),
+        "window_tokens": (held.window_tokens, _window(model, window_tokens)),
+    }
+    pairs |= {name: (held.options.get(name), value) for name, value in asked.items()}
+    if held.reading != mine:
+        pairs |= {n: (getattr(held.reading, n), value) for n, value in vars(mine).items()}
+    differing = [f"{name} ({a} there, {b} here)" for name, (a, b) in pairs.items() if a != b]
+    if differing:
+        raise ProvenanceError(
+            f"The decomposition that is kept differs in {', '.join(differing)}. Ask for the same "
+            "again, or name a new folder."
+        )
+
+
+def _window(model: "Checkpoint", window_tokens: int | None) -> int:
+    return (
+        min(WINDOW_TOKENS, model.n_ctx or WINDOW_TOKENS)
+        if window_tokens is None
+        else (window_tokens)
     )
 
 

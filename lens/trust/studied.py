@@ -9,7 +9,7 @@ from lens.corpus import Corpus, Document
 from lens.errors import ResultFileError
 from lens.lenses.affine import CONFIG, AffineLens, load_affine
 from lens.lenses.predictions import LayerPredictions
-from lens.measuring.decompose import decompose
+from lens.measuring.decompose import decompose, require_asked
 from lens.measuring.decomposition import Decomposition, read_decomposition
 from lens.measuring.known_profile import known_profile
 from lens.measuring.measure import Progress, measure
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 Report = Callable[[str, "Progress | None"], None]
 
 N_PROMPTS = 3
+GAP = "gap.json"
+"""The distance taken apart, in a model's folder."""
 
 
 def studied(name: str, model: "Checkpoint", plan: Plan, report: Report) -> Subject:
     """Measure one checkpoint through every lens that it has. Raises as `lens.measure`."""
     folder = None if plan.folder is None else plan.folder / name
+    _require_same_gap(model, plan, folder)
 
     def profile(lens: Any, kind: str, *, sampled: int = 0) -> LensProfile:
         return measure(
@@ -96,22 +99,36 @@ def _decomposition(
         return None, "it was not asked for (gap_positions=, --decompose), because it takes long"
     if not isinstance(model.readout, DirectReadout):
         return None, f"that needs a direct readout, and this one is {model.readout.kind}"
-    place = None if folder is None else folder / "gap.json"
+    place = None if folder is None else folder / GAP
     if place is not None and place.is_file():
         return read_decomposition(place), ""
     found = decompose(
         model,
         plan.held_out,
         fit_on=plan.fit_on,
-        positions=plan.gap_positions,
-        fit_positions=plan.gap_positions,
-        window_tokens=plan.window_tokens,
-        seed=plan.seed,
+        **_asked(plan),
         progress=lambda rung: report(f"{name}, layer {rung.layer} taken apart: {rung.freed}", None),
     )
     if place is not None:
         found.save(place)
     return found, ""
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """What a decomposition of this plan depends on, beside model and documents."""
+    return {
+        "positions": plan.gap_positions,
+        "fit_positions": plan.gap_positions,
+        "window_tokens": plan.window_tokens,
+        "seed": plan.seed,
+    }
+
+
+def _require_same_gap(model: "Checkpoint", plan: Plan, folder: Path | None) -> None:
+    """Before anything is measured: a distance that is kept there is the one asked for."""
+    if folder is not None and plan.gap_positions and (folder / GAP).is_file():
+        kept = read_decomposition(folder / GAP)
+        require_asked(kept, model, plan.held_out, plan.fit_on, **_asked(plan))
 
 
 def _translator(

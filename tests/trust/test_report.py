@@ -84,6 +84,21 @@ def test_the_distance_can_be_taken_apart(tmp_path: Path) -> None:
     assert found.layers.tolist() == [0, 1, 2]
     again = report({"m": checkpoint()}, id_corpus(9), tmp_path / "b.html", **options)
     assert again.findings[0].subject.decomposition == found
+    place = tmp_path / "other" / "m"
+    place.mkdir(parents=True)
+    for corpus, change, named in (
+        (id_corpus(9), {"gap_positions": 60}, r"positions \(40 there, 60 here\)"),
+        (id_corpus(9), {"seed": 1}, r"seed \(0 there, 1 here\)"),
+        (id_corpus(9), {"window_tokens": 12}, r"window_tokens \(10 there, 12 here\)"),
+        (id_corpus(10), {}, "corpus .*, what it was fitted on"),
+    ):
+        (place / "gap.json").write_bytes((tmp_path / "run" / "m" / "gap.json").read_bytes())
+        more = {**options, "folder": tmp_path / "other", **change}
+        with pytest.raises(ProvenanceError, match=named):
+            report({"m": checkpoint()}, corpus, tmp_path / "c.html", **more)
+        assert [p.name for p in place.iterdir()] == ["gap.json"]  # nothing was measured before
+    with pytest.raises(ProvenanceError, match="model_hash"):
+        report({"m": checkpoint(tied=True)}, id_corpus(9), tmp_path / "c.html", **more)
 
 
 def test_a_stopped_report_goes_on_from_its_folder(tmp_path: Path) -> None:
