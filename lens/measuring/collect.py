@@ -20,6 +20,7 @@ from lens.measuring.columns import (
     FINAL_SUMS,
     OF_TARGETS,
     SAMPLED,
+    SELF_COPY,
     SUMS,
     TAUS,
     TOP_K,
@@ -114,7 +115,7 @@ def tally(
     begin = 0
     for batch in batches(checkpoint, windows):
         lens, final, final_of_top = _projected(checkpoint, reading, batch)
-        places = _Places(batch.windows)
+        places = _Places(batch.windows, checkpoint.d_vocab)
         _add_counts(total, batch, places)
         _add_final(total, final, places)
         if baseline_logprob_bits is not None:
@@ -133,12 +134,13 @@ def tally(
 class _Places:
     """Which rows of a batch count, and what stands there."""
 
-    def __init__(self, windows: list[Window]):
+    def __init__(self, windows: list[Window], d_vocab: int):
         self.ids = np.concatenate([w.ids for w in windows])
         self.targets = np.concatenate([w.targets for w in windows])
         at = np.concatenate([np.arange(len(w.ids)) for w in windows])
         last = np.concatenate([np.full(len(w.ids), w.n_read) for w in windows])
         self.read = (at > 0) & (at < last)
+        self.known = self.read & (self.ids < d_vocab)
         self.zero = at == 0
         self.scored = self.read & (self.targets != NO_TOKEN)
 
@@ -147,7 +149,7 @@ def _projected(
     checkpoint: "Checkpoint", reading: Reading, batch: Batch
 ) -> tuple[Projection, Projection, np.ndarray]:
     """The lens' reading, the model's own, and what the model gives the lens' top-1 (log2)."""
-    places = _Places(batch.windows)
+    places = _Places(batch.windows, checkpoint.d_vocab)
     own = torch.from_numpy(places.ids)
     own = torch.where(own < checkpoint.d_vocab, own, NO_TOKEN)
     options: dict[str, Any] = {
@@ -230,7 +232,7 @@ def _add_sample(
     rows: np.ndarray,
     baseline_logprob_bits: Tensor | None,
 ) -> None:
-    ids = _Places(batch.windows).ids
+    ids = np.concatenate([w.ids for w in batch.windows])
     at_once = max(1, 2**22 // checkpoint.d_vocab)
     for first in range(0, len(rows), at_once):
         part = rows[first : first + at_once]
@@ -255,6 +257,7 @@ def _add_sample(
 
 def _add_counts(total: Tally, batch: Batch, places: _Places) -> None:
     total.counts["n"] += int(places.read.sum())
+    total.counts["n_known"] += int(places.known.sum())
     total.counts["n_targets"] += int(places.scored.sum())
     total.counts["n_zero"] += int(places.zero.sum())
     total.counts["n_bytes"] += sum(w.n_bytes for w in batch.windows)
@@ -282,11 +285,13 @@ def _add_layers(total: Tally, lens: Projection, final: Projection, places: _Plac
         "top_k_overlap": overlap,
         "final_top_reciprocal_rank": _reciprocal(lens.final_top_rank),
         "final_top_nll_bits": -lens.final_top_logprob_bits,
-        "self_copy_mass": lens.self_copy_mass,
+        SELF_COPY: lens.self_copy_mass,
         "copies": lens.top_ids[:, :, 0] == places.ids[None],
     }
     for name, cells in values.items():
         rows = places.scored if name in OF_TARGETS else places.read
+        if name == SELF_COPY:
+            rows = places.known
         total.sums[name] += cells[:, rows].astype(np.float64).sum(axis=1)
     total.sums["zero_kl_bits"] += lens.kl_bits[:, places.zero].astype(np.float64).sum(axis=1)
     total.depths += depth_counts(

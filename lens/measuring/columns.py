@@ -24,7 +24,10 @@ OF_TARGETS = frozenset({"nll_bits", "brier", "reciprocal_rank"})
 SAMPLED = ("js_bits", "total_variation", "copy_bits", "rest_bits")
 """Sums of the second pass, over a sample of positions: they need both normalisers first."""
 
-COUNTS = ("n", "n_targets", "n_zero", "n_bytes", "n_sampled")
+SELF_COPY = "self_copy_mass"
+"""Over the `n_known` positions: those of tokens that the unembedding has a row for."""
+
+COUNTS = ("n", "n_known", "n_targets", "n_zero", "n_bytes", "n_sampled")
 FINAL_SUMS = ("entropy_bits", "nll_bits", "baseline_kl_bits", "baseline_js_bits")
 """Sums over the model's own distributions; against the context-free guess 0 without one."""
 

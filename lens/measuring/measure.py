@@ -93,7 +93,7 @@ def measure(
     plan = _Plan(
         texts=texts,
         windows=windows,
-        sampled=_sampled(windows, sample_positions, seed),
+        sampled=_sampled(windows, sample_positions, seed, d_vocab=model.d_vocab),
         baseline=None if baseline is None else torch.from_numpy(baseline.logprob_bits),
         source=source,
     )
@@ -184,15 +184,19 @@ def _profile(plan: _Plan, documents: list[int], tallies: list[Tally]) -> LensPro
     )
 
 
-def _sampled(windows: Windows, count: int, seed: int) -> list[np.ndarray] | None:
-    """For each document the places of its sampled positions, its windows laid end to end."""
+def _sampled(windows: Windows, count: int, seed: int, *, d_vocab: int) -> list[np.ndarray] | None:
+    """For each document the places of its sampled positions, its windows laid end to end.
+
+    A token that the unembedding has no row for (of a padded lookup) cannot be copied: positions
+    of such tokens are not drawn.
+    """
     if count == 0:
         return None
     places = []
     for document, held in enumerate(windows.by_document):
         begin = 0
         for window in held:
-            at = np.arange(1, window.n_read) + begin
+            at = np.flatnonzero(window.ids[1 : window.n_read] < d_vocab) + 1 + begin
             places.append(np.stack([np.full(len(at), document), at], axis=1))
             begin += len(window.ids)
     every = np.concatenate(places)

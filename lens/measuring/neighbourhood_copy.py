@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens.checkpoint.readout import DirectReadout
+from lens.errors import PromptError
 from lens.measuring.neighbours import nearest_rows
 from lens.measuring.sampled_states import read_directly
 from lens.measuring.statistics import Interval, mean_interval
@@ -61,8 +62,9 @@ def neighbourhood_copy(
 ) -> NeighbourhoodCopy:
     """How much probability each layer gives to the input token's nearest rows of W_E (cosine).
 
-    A lens that copies meaning and not only the token shows it here. Raises
-    UnsupportedArchitectureError without a direct readout, and as `lens.measure` does.
+    A lens that copies meaning and not only the token shows it here. Positions of tokens that W_U
+    has no row for are left out. Raises UnsupportedArchitectureError without a direct readout, and
+    as `lens.measure` does.
 
     >>> lens.neighbourhood_copy(model, corpus).neighbours.estimate  # doctest: +SKIP
     """
@@ -75,6 +77,13 @@ def neighbourhood_copy(
         window_tokens=window_tokens,
         seed=seed,
     )
+    known = np.flatnonzero(sample.input_ids.numpy() < model.d_vocab)
+    if not len(known):
+        raise PromptError(
+            f"None of the {len(sample)} positions holds a token that W_U has a row for: its rows "
+            f"end at {model.d_vocab}. Pass other texts."
+        )
+    sample = sample.select(known)
     own = sample.input_ids
     near = _neighbours(model, own, n_neighbours)
     sets = [own[:, None], near, _others(own, near, seed)]

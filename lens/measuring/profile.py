@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from lens.errors import ProvenanceError, SelectionError
 from lens.lenses.predictions import Provenance
 from lens.measuring.calibration import Calibration, calibration
-from lens.measuring.columns import OF_TARGETS, SAMPLED, TAUS
+from lens.measuring.columns import OF_TARGETS, SAMPLED, SELF_COPY, TAUS
 from lens.measuring.depth import KINDS
 from lens.measuring.histograms import quantile, trimmed_mean
 from lens.measuring.skill import area, marginal_bias_bits, skill
@@ -98,11 +98,11 @@ class LensProfile:
 
     def mean(self, name: str) -> Float[np.ndarray, " layer"]:
         """The mean over positions of one of the sums, by layer. Raises SelectionError."""
-        return self._summed(name) / self._weights(name).sum()
+        return self._summed(name) / self.counts_of(name).sum()
 
     def interval(self, name: str, *, level: float = 0.95) -> Interval:
         """Mean and cluster-bootstrap interval over documents, by layer: pointwise and as a band."""
-        return mean_interval(self._column(name), self._weights(name), level=level)
+        return mean_interval(self._column(name), self.counts_of(name), level=level)
 
     @property
     def median_kl_bits(self) -> Float[np.ndarray, " layer"]:
@@ -215,9 +215,12 @@ class LensProfile:
             )
         return self.sums[name]
 
-    def _weights(self, name: str) -> np.ndarray:
+    def counts_of(self, name: str) -> Int[np.ndarray, " doc"]:
+        """How many positions of each document the mean of one of the sums is over."""
         if name in OF_TARGETS:
             return self.counts["n_targets"]
+        if name == SELF_COPY:
+            return self.counts["n_known"]
         if name.startswith("zero_"):
             return self.counts["n_zero"]
         return self.counts["n_sampled" if name in SAMPLED else "n"]

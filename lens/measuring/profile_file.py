@@ -71,6 +71,9 @@ def read_profile(path: str | Path) -> LensProfile:
             "LensProfile.save."
         )
     rows = table.to_pylist()
+    for row in rows:
+        # Before it was counted apart, every position was taken for one of a known token.
+        row.setdefault("count_n_known", row["count_n"])
     return _profile(
         _provenance(meta["provenance"]),
         [row for row in rows if row["kind"] == "document"],

@@ -205,7 +205,7 @@ def _with_readout(model: Checkpoint, readout: DirectReadout, what: str) -> Check
 def _arm(name: str, profile: LensProfile, unchanged: LensProfile) -> ReadoutArm:
     differences = {
         quantity: _difference(
-            profile.sums[quantity], unchanged.sums[quantity], unchanged.counts["n"]
+            profile.sums[quantity], unchanged.sums[quantity], unchanged.counts_of(quantity)
         )
         for quantity in COMPARED
     }

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.origin import Origin
@@ -20,6 +21,18 @@ def checkpoint(
     model = tiny.build(tied=tied)
     return Checkpoint.from_model(
         model, tokenizer=tokenizer, origin=Origin(model_id=f"tiny-{name}", format="memory")
+    )
+
+
+def padded_lookup(*, d_vocab: int = 48) -> Checkpoint:
+    """A model whose lookup takes more ids than its unembedding has rows."""
+    model = BY_NAME["gpt2"].build(tied=False)
+    head = torch.nn.Linear(model.config.n_embd, d_vocab, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(model.lm_head.weight[:d_vocab])
+    model.lm_head = head
+    return Checkpoint.from_model(
+        model, tokenizer=None, origin=Origin(model_id="padded", format="memory")
     )
 
 

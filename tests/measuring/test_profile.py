@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from lens.corpus import read_corpus
 from lens.errors import (
     ExportError,
+    PromptError,
     ProvenanceError,
     ResultFileError,
     SelectionError,
@@ -19,9 +21,10 @@ from lens.lenses.logit import readout_of
 from lens.measuring import metrics
 from lens.measuring.columns import TAUS
 from lens.measuring.measure import Progress, measure
+from lens.measuring.neighbourhood_copy import neighbourhood_copy
 from lens.measuring.profile import LensProfile, merged
 from lens.measuring.profile_file import read_profile
-from tests.measuring.small import checkpoint, id_corpus
+from tests.measuring.small import checkpoint, id_corpus, padded_lookup
 
 ROOT = Path(__file__).parents[2]
 
@@ -263,6 +266,28 @@ def test_a_finished_folder_is_read_without_running_the_model(tmp_path: Path) -> 
         assert measure(model, corpus, window_tokens=10, folder=tmp_path) == first
     finally:
         handle.remove()
+
+
+def test_tokens_that_the_unembedding_has_no_row_for_are_no_copies_and_no_sample() -> None:
+    """The same windows with one token of no row, against the mean over the other positions."""
+    model = padded_lookup()
+    ids = np.random.default_rng(0).integers(3, model.d_vocab, (4, 10))
+    ids[:, 5] = model.d_vocab
+    found = measure(model, read_corpus(ids.tolist()), window_tokens=10, sample_positions=4096)
+    states = model.capture(model.inputs_of(ids.tolist()), layers=range(model.n_layers + 1))
+    q = torch.stack([model.readout.logits(states[i]) for i in range(model.n_layers + 1)])
+    q = torch.softmax(q.double(), -1).detach().numpy()
+    rows, columns = np.nonzero(np.broadcast_to((np.arange(10) > 0) & (np.arange(10) != 5), (4, 10)))
+    mass = q[:, rows, columns, ids[rows, columns]].mean(axis=1)
+    np.testing.assert_allclose(found.mean("self_copy_mass"), mass, atol=1e-5)
+    assert found.counts["n"].tolist() == [9] * 4
+    assert found.counts["n_known"].tolist() == found.counts["n_sampled"].tolist() == [8] * 4
+    assert np.isfinite(found.mean("copy_bits")).all()
+    chosen = neighbourhood_copy(model, read_corpus(ids.tolist()), window_tokens=10)
+    assert chosen.n_positions == 32
+    np.testing.assert_allclose(chosen.itself.estimate, mass, atol=1e-5)
+    with pytest.raises(PromptError, match="end at 48"):
+        neighbourhood_copy(model, read_corpus([[48] * 10, [49] * 10]), window_tokens=10)
 
 
 def test_the_input_lens_of_an_untied_model_ends_elsewhere() -> None:
