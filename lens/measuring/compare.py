@@ -11,6 +11,7 @@ from lens.measuring.comparison import Comparison, Side, compared
 from lens.measuring.confounds import confounds
 from lens.measuring.measure import Progress, measure
 from lens.measuring.reading import Translator
+from lens.measuring.windows import common_window
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -28,7 +29,8 @@ def compare(
 ) -> Comparison:
     """The lenses of two checkpoints over one corpus: what differs, second less first.
 
-    `corpus` and `fit_on` are as in `lens.measure`. With `tuned`, a translator for each name, the
+    `corpus` and `fit_on` are as in `lens.measure`; windows are alike, by default as long as both
+    models take. With `tuned`, a translator for each name, the
     difference in KL is told apart into reading loss G and what is not there yet, R. An untied
     model is read through W_E as well. With a `folder`, a run that was stopped continues.
 
@@ -44,6 +46,8 @@ def compare(
     if tuned is not None and set(tuned) != set(models):
         raise SelectionError(f"tuned names {sorted(tuned)}; expected a translator for {[*models]}.")
     texts = read_corpus(corpus)
+    if window_tokens is None:
+        window_tokens = common_window(models.values())
     sides = []
     for name, model in models.items():
 

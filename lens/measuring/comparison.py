@@ -120,10 +120,11 @@ _VERDICTS = {
 def compared(first: Side, second: Side, *, confounds: tuple[str, ...]) -> Comparison:
     """Put two sides' documents side by side; both see the same draws of documents.
 
-    Raises SelectionError where they were not measured on the same documents, or where token-id
-    documents of different tokenizers give no common unit.
+    Raises SelectionError where they were not measured on the same documents in windows of one
+    length, or where token-id documents of different tokenizers give no common unit.
     """
     _require_same_documents(first, second)
+    _require_same_windows(first, second)
     unit, per_token = _unit(first, second)
     sides = [
         _Columns(side, _depths(first, second), per_token=per_token) for side in (first, second)
@@ -227,4 +228,14 @@ def _require_same_documents(first: Side, second: Side) -> None:
         raise SelectionError(
             f"{first.name} and {second.name} were not measured on the same documents; measure both "
             "on one corpus."
+        )
+
+
+def _require_same_windows(first: Side, second: Side) -> None:
+    ours, theirs = (s.output.provenance.window_tokens for s in (first, second))
+    if ours != theirs:
+        raise SelectionError(
+            f"{first.name} was measured in windows of {ours} tokens, {second.name} of {theirs}: "
+            "with less context before them, their positions are not alike. Measure both with "
+            f"window_tokens={min(ours, theirs)}."
         )

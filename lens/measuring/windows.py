@@ -1,6 +1,6 @@
 """Documents as windows of token ids; a window never crosses the end of a document."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,16 @@ class Windows:
         return [sum(w.n_read - 1 for w in windows) for windows in self.by_document]
 
 
+def default_window(checkpoint: "Checkpoint") -> int:
+    """Tokens of a window where none are given: 256, or the model's whole context if shorter."""
+    return min(WINDOW_TOKENS, checkpoint.n_ctx or WINDOW_TOKENS)
+
+
+def common_window(checkpoints: Iterable["Checkpoint"]) -> int:
+    """The window that models are compared at where none is given: the shortest of their own."""
+    return min(default_window(checkpoint) for checkpoint in checkpoints)
+
+
 def windows_of(
     checkpoint: "Checkpoint", corpus: Corpus, *, window_tokens: int | None = None
 ) -> Windows:
@@ -62,7 +72,7 @@ def windows_of(
             "for its encoder. Measure a causal or a masked model."
         )
     longest = checkpoint.n_ctx or WINDOW_TOKENS
-    size = min(WINDOW_TOKENS, longest) if window_tokens is None else window_tokens
+    size = default_window(checkpoint) if window_tokens is None else window_tokens
     before, after = _special_tokens(checkpoint, corpus)
     shortest = len(before) + len(after) + 2
     if not shortest <= size <= (checkpoint.n_ctx or size):

@@ -11,6 +11,7 @@ from lens.measuring.comparison import Comparison, compared
 from lens.measuring.confounds import Confound, caution, confounds
 from lens.measuring.measure import Progress
 from lens.measuring.profile_file import written_whole
+from lens.measuring.windows import common_window, default_window
 from lens.show.export import require_exportable
 from lens.trust.layout import page_of_one, page_of_two
 from lens.trust.sections import Findings
@@ -93,7 +94,7 @@ def report(
         tune_steps=tune_steps,
         sample_positions=sample_positions,
         gap_positions=gap_positions,
-        window_tokens=window_tokens,
+        window_tokens=_window(models, window_tokens),
         seed=seed,
         folder=None if folder is None else Path(folder),
         repeat=repeat or _python(models, texts, target),
@@ -157,6 +158,13 @@ def _plan(
         prompt_tokens=PROMPT_TOKENS if given is None else None,
         **how,
     )
+
+
+def _window(models: "Mapping[str, Checkpoint]", window_tokens: int | None) -> int | None:
+    """Two models that would take windows of other lengths are both read in the shorter ones."""
+    if window_tokens is None and len({default_window(m) for m in models.values()}) > 1:
+        return common_window(models.values())
+    return window_tokens
 
 
 def _python(models: "Mapping[str, Checkpoint]", texts: Corpus, path: Path) -> str:

@@ -13,9 +13,16 @@ from tests.checkpoint.tiny import BY_NAME, D_VOCAB
 
 
 def checkpoint(
-    name: str = "gpt2", *, tied: bool = False, tokenizer: Any = None, n_layers: int | None = None
+    name: str = "gpt2",
+    *,
+    tied: bool = False,
+    tokenizer: Any = None,
+    n_layers: int | None = None,
+    n_ctx: int | None = None,
 ) -> Checkpoint:
     tiny = BY_NAME[name]
+    if n_ctx is not None:
+        tiny = replace(tiny, config={**tiny.config, "max_position_embeddings": n_ctx})
     if n_layers is not None:
         tiny = replace(tiny, config={**tiny.config, "num_hidden_layers": n_layers})
     model = tiny.build(tied=tied)

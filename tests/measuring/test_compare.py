@@ -182,6 +182,21 @@ def test_no_common_unit_or_documents_is_refused(comparison: Comparison) -> None:
         compare({"a": words, "b": checkpoint()}, id_corpus(4), **OPTIONS)
 
 
+def test_models_of_other_context_are_compared_in_windows_of_one_length() -> None:
+    models = {"short": checkpoint(n_ctx=16), "long": checkpoint()}
+    corpus = id_corpus(3, 60)
+    found = compare(models, corpus)
+    sides = (found.first.output, found.second.output)
+    assert [s.provenance.window_tokens for s in sides] == [16, 16]
+    assert sides[0].n_positions == sides[1].n_positions
+    own = [
+        Side(name=n, output=measure(m, corpus), through_input=None, translated=None)
+        for n, m in models.items()
+    ]
+    with pytest.raises(SelectionError, match=r"windows of 16 tokens, long of .* window_tokens=16"):
+        compared(*own, confounds=())
+
+
 def test_confounds_are_read_from_both_models() -> None:
     found = {c.what: (c.first, c.second) for c in confounds(checkpoint("gpt2"), checkpoint("gptj"))}
     assert found["parallel blocks"] == ("no", "yes")

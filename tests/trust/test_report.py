@@ -61,6 +61,14 @@ def test_the_comparison_is_of_the_same_profiles(written: Report) -> None:
     np.testing.assert_allclose(written.comparison.differences["KL"].estimate, second - first)
 
 
+def test_two_models_of_other_context_are_read_in_windows_of_one_length(tmp_path: Path) -> None:
+    models = {"short": checkpoint(n_ctx=16), "long": checkpoint()}
+    options = {"translator": "none", "sample_positions": 0, "prompts": [[4, 5]]}
+    found = report(models, id_corpus(4, 40), tmp_path / "two.html", **options)
+    read = [f.subject.output.provenance.window_tokens for f in found.findings]
+    assert read == [16, 16]
+
+
 def test_one_checkpoint_gives_one_page_with_its_prompts(tmp_path: Path) -> None:
     found = report(
         checkpoint(),
