@@ -270,7 +270,7 @@ def _table(frame: Any, columns: dict[str, tuple[str, str]]) -> Any:
 
 def _headline(profile: Any) -> str:
     lines = [repr(profile)]
-    if len(profile.documents) > 1:
+    if profile.n_readable > 1:
         found = profile.skill_area_interval()
         lines.append(
             f"Skill area over layers 1 to {profile.n_layers}: {found.estimate[0]:.3f} "

@@ -182,7 +182,9 @@ def _difference(sides: list[_Columns], name: str, *, inner_mean: bool = False) -
         found = b[..., :-1] / b[..., -1:] - a[..., :-1] / a[..., -1:]
         return found[..., inner].mean(axis=-1, keepdims=True) if inner_mean else found
 
-    return bootstrap(stacked, statistic)
+    # A document that one of the two cannot read says nothing about their difference.
+    counts = np.minimum(*(side.per[name] for side in sides))
+    return bootstrap(stacked, statistic, counts=counts)
 
 
 def _skill_difference(first: Side, second: Side) -> Interval:
@@ -199,7 +201,8 @@ def _skill_difference(first: Side, second: Side) -> Interval:
         areas = [area(skill(t[..., :-1], t[..., -1:])) for t in (a, b)]
         return (areas[1] - areas[0])[..., None]
 
-    return bootstrap(np.concatenate(parts, axis=1), statistic)
+    counts = np.minimum(*(s.output.counts["n"] for s in (first, second)))
+    return bootstrap(np.concatenate(parts, axis=1), statistic, counts=counts)
 
 
 def _depths(first: Side, second: Side) -> np.ndarray:

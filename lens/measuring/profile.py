@@ -96,6 +96,11 @@ class LensProfile:
         """Positions that the means are over."""
         return int(self.counts["n"].sum())
 
+    @property
+    def n_readable(self) -> int:
+        """Documents that give a position: intervals are over these, and need two."""
+        return int((self.counts["n"] > 0).sum())
+
     def mean(self, name: str) -> Float[np.ndarray, " layer"]:
         """The mean over positions of one of the sums, by layer. Raises SelectionError."""
         return self._summed(name) / self.counts_of(name).sum()
@@ -153,7 +158,7 @@ class LensProfile:
         def headline(totals: np.ndarray) -> np.ndarray:
             return area(skill(totals[..., :-1], totals[..., -1:]))[..., None]
 
-        return bootstrap(stacked, headline, level=level)
+        return bootstrap(stacked, headline, counts=self.counts["n"], level=level)
 
     @property
     def calibration(self) -> Calibration:

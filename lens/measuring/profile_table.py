@@ -19,7 +19,7 @@ def profile_table(profile: LensProfile) -> "pd.DataFrame":
     columns: dict[str, np.ndarray] = {"layer": layers, "depth": layers / profile.n_layers}
     for name in SUMS:
         columns[f"mean_{name}"] = profile.mean(name)
-    if len(profile.documents) > 1:
+    if profile.n_readable > 1:
         kl = profile.interval("kl_bits")
         columns |= {"kl_bits_low_95": kl.low, "kl_bits_high_95": kl.high}
     columns |= {

@@ -223,7 +223,7 @@ def _difference(
 ) -> Interval:
     """The mean difference by layer; both sides see the same draws of documents."""
     stacked = np.concatenate([ours - theirs, counts[:, None].astype(np.float64)], axis=1)
-    return bootstrap(stacked, lambda sums: sums[..., :-1] / sums[..., -1:])
+    return bootstrap(stacked, lambda sums: sums[..., :-1] / sums[..., -1:], counts=counts)
 
 
 def _told(found: Interval, entry: int) -> str:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from lens.errors import SelectionError
 
@@ -40,18 +40,24 @@ def bootstrap(
     sums: Float[np.ndarray, "doc column"],
     statistic: Callable[[np.ndarray], np.ndarray],
     *,
+    counts: Num[np.ndarray, " doc"] | None = None,
     level: float = 0.95,
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
     """Cluster bootstrap: `statistic` maps sums [..., column] over drawn documents to entries.
 
-    Two models that share their documents are compared by putting their columns side by side, so
-    that both see the same draws. Raises SelectionError for fewer than two documents.
+    Documents whose `counts` are 0 give nothing to draw and are left out. Two models that share
+    their documents are compared by putting their columns side by side, so that both see the same
+    draws. Raises SelectionError for fewer than two documents.
     """
+    if counts is not None:
+        sums = sums[counts > 0]
     n = len(sums)
     if n < 2:
-        raise SelectionError(f"An interval over documents needs two of them; there are {n}.")
+        raise SelectionError(
+            f"An interval over documents needs two of them that give a position; there are {n}."
+        )
     estimate = statistic(sums.sum(axis=0))
     generator = np.random.default_rng(seed)
     parts = []
@@ -84,9 +90,11 @@ def mean_interval(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The interval of sums over counts, by layer."""
+    """The interval of sums over counts, by layer; documents that count nothing are left out."""
     stacked = np.concatenate([sums, counts[:, None].astype(np.float64)], axis=1)
-    return bootstrap(stacked, _mean_of, level=level, n_resamples=n_resamples, seed=seed)
+    return bootstrap(
+        stacked, _mean_of, counts=counts, level=level, n_resamples=n_resamples, seed=seed
+    )
 
 
 def _mean_of(totals: np.ndarray) -> np.ndarray:

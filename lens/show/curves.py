@@ -29,7 +29,7 @@ def profile_curves(*profiles: LensProfile, title: str | None = None) -> go.Figur
     for number, profile in enumerate(profiles):
         depth = np.arange(profile.n_layers + 1) / profile.n_layers
         name = _name(profile)
-        several = len(profile.documents) > 1
+        several = profile.n_readable > 1
         kl = profile.interval("kl_bits") if several else None
         _line(figure, 1, number, name, depth, profile.mean("kl_bits"), kl)
         _line(figure, 2, number, name, depth, np.maximum(profile.skill, -1.0), None)

@@ -16,14 +16,19 @@ def skill_by_layer(profile: LensProfile) -> Interval:
     """Skill, drawn over documents; NaN without a context-free guess."""
     base = profile.final_sums["baseline_kl_bits"]
     stacked = np.concatenate([profile.sums["kl_bits"], base[:, None]], axis=1)
-    return bootstrap(stacked, lambda totals: skill(totals[..., :-1], totals[..., -1:]))
+    return bootstrap(
+        stacked,
+        lambda totals: skill(totals[..., :-1], totals[..., -1:]),
+        counts=profile.counts["n"],
+    )
 
 
 def usefulness_by_layer(profile: LensProfile) -> Interval:
     """X: the cross-entropy of the lens less the model's own, bits a target."""
     lost = profile.sums["nll_bits"] - profile.final_sums["nll_bits"][:, None]
     stacked = np.concatenate([lost, profile.counts["n_targets"][:, None]], axis=1)
-    return bootstrap(stacked, lambda totals: totals[..., :-1] / totals[..., -1:])
+    counts = profile.counts["n_targets"]
+    return bootstrap(stacked, lambda totals: totals[..., :-1] / totals[..., -1:], counts=counts)
 
 
 def confidence_gap(profile: LensProfile) -> Interval:
@@ -43,7 +48,7 @@ def reading_loss_share(profile: LensProfile, translated: LensProfile) -> Interva
     stacked = np.concatenate(
         [profile.sums["kl_bits"][:, :-1], translated.sums["kl_bits"][:, :-1]], axis=1
     )
-    return bootstrap(stacked, _share_lost)
+    return bootstrap(stacked, _share_lost, counts=profile.counts["n"])
 
 
 def temperature_share(profile: LensProfile) -> Interval:
@@ -56,7 +61,8 @@ def temperature_share(profile: LensProfile) -> Interval:
         plain = by_tau[..., TAUS.index(1.0)]
         return 1 - by_tau.min(axis=-1) / plain
 
-    return bootstrap(held.reshape(len(held), -1), statistic)
+    sums = held.reshape(len(held), -1)
+    return bootstrap(sums, statistic, counts=profile.counts["n_sampled"])
 
 
 def copy_share(profile: LensProfile) -> Interval:
@@ -67,7 +73,8 @@ def copy_share(profile: LensProfile) -> Interval:
     def statistic(totals: np.ndarray) -> np.ndarray:
         return totals[..., :half] / (totals[..., :half] + totals[..., half:])
 
-    return bootstrap(np.concatenate([copied, rest], axis=1), statistic)
+    sums = np.concatenate([copied, rest], axis=1)
+    return bootstrap(sums, statistic, counts=profile.counts["n_sampled"])
 
 
 def marginal_share(profile: LensProfile) -> Interval:

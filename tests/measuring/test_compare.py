@@ -12,6 +12,7 @@ from lens.measuring.comparison import GRID, Comparison, Side, compared
 from lens.measuring.confounds import confounds, facts
 from lens.measuring.measure import measure
 from lens.show.curves import comparison_curves, profile_curves, profile_finding
+from lens.trust.evidence import skill_by_layer, usefulness_by_layer
 from tests.measuring.small import checkpoint, id_corpus, word_tokenizer
 
 OPTIONS = {"window_tokens": 10}
@@ -195,6 +196,21 @@ def test_models_of_other_context_are_compared_in_windows_of_one_length() -> None
     ]
     with pytest.raises(SelectionError, match=r"windows of 16 tokens, long of .* window_tokens=16"):
         compared(*own, confounds=())
+
+
+def test_a_document_of_one_token_is_in_no_interval_and_not_counted() -> None:
+    texts = read_corpus([*(d.ids for d in id_corpus(4).documents), [5]])
+    fit = id_corpus(3, seed=1)
+    found = compare({"a": checkpoint(), "b": checkpoint(tied=True)}, texts, fit_on=fit, **OPTIONS)
+    profile = found.first.output
+    intervals = [profile.interval("kl_bits"), profile.skill_area_interval()]
+    intervals += [skill_by_layer(profile), usefulness_by_layer(profile)]
+    intervals += [*found.differences.values(), found.headline, found.skill_difference]
+    for interval in intervals:
+        assert interval.n_documents == 4
+        assert np.isfinite(interval.low).all()
+    lone = measure(checkpoint(), read_corpus([[4, 5, 6], [5]]), **OPTIONS)
+    assert "kl_bits_low_95" not in lone.to_frame()
 
 
 def test_confounds_are_read_from_both_models() -> None:

@@ -34,6 +34,18 @@ def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.90 < share < 0.98
 
 
+def test_a_document_without_a_position_changes_no_interval() -> None:
+    sums, counts = documents(0, n=4)
+    found = mean_interval(sums, counts, n_resamples=500)
+    more = mean_interval(
+        np.concatenate([sums, np.zeros((1, 5))]), np.append(counts, 0), n_resamples=500
+    )
+    assert more.n_documents == found.n_documents == 4
+    np.testing.assert_array_equal(more.replicates, found.replicates)
+    with pytest.raises(SelectionError, match="there are 1"):
+        mean_interval(sums[:2], np.array([5, 0]))
+
+
 def test_a_band_covers_all_layers_at_once_where_pointwise_intervals_do_not() -> None:
     band, pointwise = [], []
     for seed in range(150):
