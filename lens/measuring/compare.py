@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
 from lens.errors import SelectionError
-from lens.measuring.comparison import Comparison, Side, compared
+from lens.measuring.comparison import Comparison, Side, compared, require_inner_layers
 from lens.measuring.confounds import confounds
 from lens.measuring.measure import Progress, measure
 from lens.measuring.reading import Translator
@@ -34,7 +34,8 @@ def compare(
     difference in KL is told apart into reading loss G and what is not there yet, R. An untied
     model is read through W_E as well. With a `folder`, a run that was stopped continues.
 
-    Raises SelectionError for other than two models, and as `lens.measure` does.
+    Raises SelectionError for other than two models and one of a single block, and as
+    `lens.measure` does.
 
     >>> lens.compare({"tied": a, "untied": b}, corpus)  # doctest: +SKIP
     """
@@ -45,6 +46,7 @@ def compare(
         )
     if tuned is not None and set(tuned) != set(models):
         raise SelectionError(f"tuned names {sorted(tuned)}; expected a translator for {[*models]}.")
+    require_inner_layers((name, model.n_layers) for name, model in models.items())
     texts = read_corpus(corpus)
     if window_tokens is None:
         window_tokens = common_window(models.values())

@@ -1,6 +1,6 @@
 """Two lenses over the same documents: signed differences with bands, a verdict, the confounds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,9 +120,11 @@ _VERDICTS = {
 def compared(first: Side, second: Side, *, confounds: tuple[str, ...]) -> Comparison:
     """Put two sides' documents side by side; both see the same draws of documents.
 
-    Raises SelectionError where they were not measured on the same documents in windows of one
-    length, or where token-id documents of different tokenizers give no common unit.
+    Raises SelectionError for a model of one block, where they were not measured on the same
+    documents in windows of one length, or where token-id documents of different tokenizers give
+    no common unit.
     """
+    require_inner_layers([(side.name, side.output.n_layers) for side in (first, second)])
     _require_same_documents(first, second)
     _require_same_windows(first, second)
     unit, per_token = _unit(first, second)
@@ -146,6 +148,19 @@ def compared(first: Side, second: Side, *, confounds: tuple[str, ...]) -> Compar
         verdict=None if skills is None else verdict(skills.replicates[:, 0]),
         confounds=confounds,
     )
+
+
+def require_inner_layers(n_layers: Iterable[tuple[str, int]]) -> None:
+    """Raise SelectionError for a model of one block, given names and numbers of blocks.
+
+    Between its embedding and its output lies no layer, so there is no lens to compare.
+    """
+    shallow = [name for name, count in n_layers if count < 2]
+    if shallow:
+        raise SelectionError(
+            f"{' and '.join(shallow)}: one block, so no layer lies between the first and the last, "
+            "and there is nothing to compare. Measure each alone, with lens.measure."
+        )
 
 
 class _Columns:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import ExportError, SelectionError
-from lens.measuring.comparison import Comparison, compared
+from lens.measuring.comparison import Comparison, compared, require_inner_layers
 from lens.measuring.confounds import Confound, caution, confounds
 from lens.measuring.measure import Progress
 from lens.measuring.profile_file import written_whole
@@ -85,6 +85,8 @@ def report(
     target = Path(path)
     require_page(target)
     models = _by_name(model)
+    if len(models) > 1:
+        require_inner_layers((name, m.n_layers) for name, m in models.items())
     texts = read_corpus(corpus)
     plan = _plan(
         texts,

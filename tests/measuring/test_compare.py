@@ -213,6 +213,18 @@ def test_a_document_of_one_token_is_in_no_interval_and_not_counted() -> None:
     assert "kl_bits_low_95" not in lone.to_frame()
 
 
+def test_where_no_layer_lies_between_there_is_nothing_to_compare() -> None:
+    flat, deep = checkpoint(n_layers=1), checkpoint(n_layers=2)
+    with pytest.raises(SelectionError, match=r"^flat: one block"):
+        compare({"flat": flat, "deep": deep}, id_corpus(4), **OPTIONS)
+    profile = measure(flat, id_corpus(3), fit_on=id_corpus(3, seed=1), **OPTIONS)
+    side = Side(name="flat", output=profile, through_input=None, translated=None)
+    with pytest.raises(SelectionError, match=r"^flat and flat: one block"):
+        compared(side, side, confounds=())
+    found = compare({"a": deep, "b": deep}, id_corpus(3), fit_on=id_corpus(3, seed=1), **OPTIONS)
+    assert found.headline.estimate.tolist() == [0.0]
+
+
 def test_confounds_are_read_from_both_models() -> None:
     found = {c.what: (c.first, c.second) for c in confounds(checkpoint("gpt2"), checkpoint("gptj"))}
     assert found["parallel blocks"] == ("no", "yes")

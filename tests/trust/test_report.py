@@ -186,6 +186,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
     [
         ({}, id_corpus(9), {}, "found 0"),
         (dict.fromkeys("abc"), id_corpus(9), {}, "found 3"),
+        ({"a": checkpoint(), "b": checkpoint(n_layers=1)}, id_corpus(9), {}, "b: one block"),
         ({"a": checkpoint()}, id_corpus(2), {}, "one more to fit on"),
         ({"a": checkpoint()}, id_corpus(9), {"fit_on": id_corpus(9)}, "9 of the 9 documents"),
         ({"a": checkpoint()}, id_corpus(9), {"translator": "affine"}, '"ridge", "tuned" or "none"'),
