@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from lens.measuring.histograms import UNIT
 
 N_EQUAL_BINS = 15
+GAPS = ("ece", "gap_to_final")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

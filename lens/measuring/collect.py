@@ -310,6 +310,8 @@ def _add_bins(total: Tally, lens: Projection, final_of_top: np.ndarray, places: 
     total.kl_bins += histograms.kl_bins(lens.kl_bits[:, places.read])
     confidence = np.exp2(lens.top_logprob_bits[:, :, 0].astype(np.float64))
     at = histograms.confidence_place(confidence)
+    # What the model gives the lens' token may be unreadable where the lens is not.
+    at = np.where(np.isnan(final_of_top), histograms.NO_BIN, at)
     units = histograms.in_units(confidence)
     correct = (lens.top_ids[:, :, 0] == places.targets[None]).astype(np.int64)
     for name, amounts, rows in (

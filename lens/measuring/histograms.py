@@ -14,6 +14,9 @@ KL_EDGES = np.geomspace(1e-6, 1e3, N_BINS - 1)
 """Upper edges of all bins but the last; the first holds everything below 1e-6 bits, 0 too."""
 
 CONFIDENCE_LOGIT_EDGES = np.linspace(-14.0, 24.0, N_BINS - 1)
+NO_BIN = -1
+"""The place of what is no number: it is left out, and so missing from the count of positions."""
+
 UNIT = 2.0**-40
 """What one step of a probability sum stands for."""
 
@@ -23,27 +26,27 @@ KL_BIN_ERROR = float(np.sqrt(KL_EDGES[1] / KL_EDGES[0]) - 1)
 
 
 def kl_bins(kl_bits: Float[np.ndarray, "layer pos"]) -> Int[np.ndarray, "layer bin"]:
-    """How many positions of each layer fall into each bin; NaN falls into none."""
-    return _counted(np.searchsorted(KL_EDGES, kl_bits, side="right"), np.isfinite(kl_bits))
+    """How many positions of each layer fall into each bin: +inf into the last, NaN into none."""
+    return _counted(np.searchsorted(KL_EDGES, kl_bits, side="right"), ~np.isnan(kl_bits))
 
 
 def confidence_place(probability: Float[np.ndarray, "layer pos"]) -> Int[np.ndarray, "layer pos"]:
-    """The bin of each probability, by its logit."""
+    """The bin of each probability, by its logit; NO_BIN for NaN."""
     with np.errstate(divide="ignore"):
         logit = np.log(probability) - np.log1p(-np.minimum(probability, 1.0))
-    return np.searchsorted(CONFIDENCE_LOGIT_EDGES, logit, side="right")
+    found = np.searchsorted(CONFIDENCE_LOGIT_EDGES, logit, side="right")
+    return np.where(np.isnan(probability), NO_BIN, found)
 
 
 def binned(
     places: Int[np.ndarray, "layer pos"], amounts: np.ndarray | None = None
 ) -> Int[np.ndarray, "layer bin"]:
-    """Sums of whole numbers `amounts` [layer, pos] (of ones where None) by bin."""
-    whole = np.ones(places.shape, dtype=bool)
-    return _counted(places, whole, amounts)
+    """Sums of whole numbers `amounts` [layer, pos] (of ones where None) by bin; NO_BIN has none."""
+    return _counted(places, places != NO_BIN, amounts)
 
 
 def in_units(probability: np.ndarray) -> np.ndarray:
-    """Probabilities as whole numbers of UNIT; NaN as 0."""
+    """Probabilities as whole numbers of UNIT; NaN, which has no bin, as 0."""
     return np.rint(np.nan_to_num(probability).astype(np.float64) / UNIT).astype(np.int64)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from lens.errors import ProvenanceError, SelectionError
 from lens.lenses.predictions import Provenance
-from lens.measuring.calibration import Calibration, calibration
+from lens.measuring.calibration import GAPS, Calibration, calibration
 from lens.measuring.columns import OF_TARGETS, SAMPLED, SELF_COPY, TAUS
 from lens.measuring.depth import KINDS
 from lens.measuring.histograms import quantile, trimmed_mean
@@ -111,17 +111,22 @@ class LensProfile:
 
     @property
     def median_kl_bits(self) -> Float[np.ndarray, " layer"]:
-        """The median KL of each layer, to 0.5 % (the histogram's bins)."""
-        return quantile(self.kl_bins.sum(axis=0), 0.5)
+        """The median KL of each layer, to 0.5 % (the histogram's bins); NaN where a KL is."""
+        return self.kl_quantile(0.5)
 
     @property
     def trimmed_kl_bits(self) -> Float[np.ndarray, " layer"]:
-        """The mean KL without the lowest and the highest 5 % of the positions, to 0.5 %."""
-        return trimmed_mean(self.kl_bins.sum(axis=0))
+        """The mean KL without the lowest and the highest 5 % of the positions, to 0.5 %.
+
+        An infinite KL counts as the last bin's 1,000 bits; NaN where a KL is NaN.
+        """
+        fine = self.kl_bins.sum(axis=0)
+        return np.where(self._whole(fine), trimmed_mean(fine), np.nan)
 
     def kl_quantile(self, share: float) -> Float[np.ndarray, " layer"]:
-        """The KL below which this share of the positions lie, to 0.5 %."""
-        return quantile(self.kl_bins.sum(axis=0), share)
+        """The KL below which this share of the positions lie, to 0.5 %; NaN where a KL is NaN."""
+        fine = self.kl_bins.sum(axis=0)
+        return np.where(self._whole(fine), quantile(fine, share), np.nan)
 
     @property
     def usefulness_bits(self) -> Float[np.ndarray, " layer"]:
@@ -162,8 +167,14 @@ class LensProfile:
 
     @property
     def calibration(self) -> Calibration:
-        """Is the lens' confidence right, against the target and against the model's own?"""
-        return calibration(**{name: fine.sum(axis=0) for name, fine in self.confidence.items()})
+        """Is the lens' confidence right, against the target and against the model's own?
+
+        Its two gaps are NaN at a layer where a confidence is NaN; the bins are of the others.
+        """
+        found = calibration(**{name: fine.sum(axis=0) for name, fine in self.confidence.items()})
+        whole = self._whole(found.count)
+        gaps = {name: np.where(whole, getattr(found, name), np.nan) for name in GAPS}
+        return dataclasses.replace(found, **gaps)
 
     @property
     def best_temperature(self) -> Float[np.ndarray, " layer"]:
@@ -229,6 +240,10 @@ class LensProfile:
         if name.startswith("zero_"):
             return self.counts["n_zero"]
         return self.counts["n_sampled" if name in SAMPLED else "n"]
+
+    def _whole(self, fine: np.ndarray) -> np.ndarray:
+        """By layer: does a histogram [layer, bin] hold every position? NaN is in no bin."""
+        return fine.sum(axis=-1) == self.n_positions
 
     def _summed(self, name: str) -> np.ndarray:
         column = self._column(name)

@@ -32,7 +32,10 @@ def usefulness_by_layer(profile: LensProfile) -> Interval:
 
 
 def confidence_gap(profile: LensProfile) -> Interval:
-    """|mean q(top) - mean p(top)| over bins of equal mass; folds of documents are drawn."""
+    """|mean q(top) - mean p(top)| over bins of equal mass; folds of documents are drawn.
+
+    NaN at a layer where a confidence is NaN, so that nothing is decided there.
+    """
     held = profile.confidence
     present = np.flatnonzero(held["count"].sum(axis=(1, 2)))
     total = {name: counts.sum(axis=0) for name, counts in held.items()}
@@ -40,7 +43,7 @@ def confidence_gap(profile: LensProfile) -> Interval:
         calibration(**{name: total[name] - held[name][fold] for name in held}).gap_to_final
         for fold in present
     ]
-    return of_folds(calibration(**total).gap_to_final, np.stack(without))
+    return of_folds(profile.calibration.gap_to_final, np.stack(without))
 
 
 def reading_loss_share(profile: LensProfile, translated: LensProfile) -> Interval:

@@ -28,10 +28,16 @@ def test_a_trimmed_mean_is_within_the_stated_error() -> None:
 
 
 def test_zero_and_huge_values_have_bins_and_nan_has_none() -> None:
-    counts = histograms.kl_bins(np.array([[0.0, 1e-9, 1e9, np.nan]]))
-    assert counts.sum() == 3
+    counts = histograms.kl_bins(np.array([[0.0, 1e-9, 1e9, np.inf, np.nan]]))
+    assert counts.sum() == 4
     assert counts[0, 0] == 2
-    assert counts[0, -1] == 1
+    assert counts[0, -1] == 2
+    at = histograms.confidence_place(np.array([[0.2, np.nan, 1.0]]))
+    assert at[0, 1] == histograms.NO_BIN
+    for amounts in (None, np.ones((1, 3), dtype=np.int64)):
+        binned = histograms.binned(at, amounts)
+        assert binned.sum() == 2
+        assert binned[0, -1] == binned[0, at[0, 0]] == 1
     assert np.isnan(histograms.quantile(np.zeros((1, histograms.N_BINS), dtype=np.int64), 0.5))
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 import subprocess
@@ -24,6 +25,8 @@ from lens.measuring.measure import Progress, measure
 from lens.measuring.neighbourhood_copy import neighbourhood_copy
 from lens.measuring.profile import LensProfile, merged
 from lens.measuring.profile_file import read_profile
+from lens.trust.evidence import confidence_gap
+from lens.trust.verdict import states_of
 from tests.measuring.small import checkpoint, id_corpus, padded_lookup
 
 ROOT = Path(__file__).parents[2]
@@ -359,6 +362,53 @@ def test_a_document_that_is_fitted_on_is_not_measured() -> None:
     with pytest.raises(SelectionError, match=r"1 of the 2 .* the first of them '0'"):
         measure(model, corpus, documents=[0, 1], **part)
     assert measure(model, corpus, documents=[1, 2], **part).skill[-1] == 1
+
+
+def test_a_cell_that_is_no_number_makes_its_layer_no_number(profile: LensProfile) -> None:
+    whole = profile.calibration
+    assert np.isfinite([profile.median_kl_bits, profile.trimmed_kl_bits, whole.ece]).all()
+    kl_bins = profile.kl_bins.copy()
+    kl_bins[np.nonzero(kl_bins[:, 1].sum(axis=-1))[0][0], 1] = 0
+    confidence = {name: fine.copy() for name, fine in profile.confidence.items()}
+    for fine in confidence.values():
+        fine[0, 2] = 0
+    lost = dataclasses.replace(profile, kl_bins=kl_bins, confidence=confidence)
+    for found in (lost.median_kl_bits, lost.trimmed_kl_bits, lost.kl_quantile(0.9)):
+        assert np.isnan(found).tolist() == [False, True, False, False]
+    for name in ("ece", "gap_to_final"):
+        found = getattr(lost.calibration, name)
+        assert np.isnan(found).tolist() == [False, False, True, False]
+        assert np.array_equal(found[[0, 1, 3]], getattr(whole, name)[[0, 1, 3]])
+    gap = confidence_gap(lost)
+    assert np.isnan(gap.band_low).tolist() == [False, False, True, False]
+    assert states_of(gap, 1.0, "lower")[2] == "absent"
+
+
+class Unreadable:
+    """A translator that makes a position of layer 1 NaN each time it is asked."""
+
+    name, hash, spoilt = "tuned", "unreadable", 0
+
+    def check(self, _: object) -> None:
+        return None
+
+    def translate(self, layer: int, states: torch.Tensor) -> torch.Tensor:
+        spoilt = states.clone()
+        if layer == 1:
+            spoilt[3] = torch.nan
+            self.spoilt += 1
+        return spoilt
+
+
+def test_a_state_that_cannot_be_read_is_in_no_bin_and_told() -> None:
+    lens = Unreadable()
+    found = measure(checkpoint(), id_corpus(2), lens=lens, window_tokens=10)
+    read = [found.kl_bins.sum(axis=(0, 2)), found.confidence["count"].sum(axis=(0, 2))]
+    for counts in read:
+        assert counts[[0, 2, 3]].tolist() == [found.n_positions] * 3
+        assert counts[1] == found.n_positions - lens.spoilt < found.n_positions
+    assert np.isnan(found.calibration.gap_to_final).tolist() == [False, True, False, False]
+    assert np.isnan(found.median_kl_bits).tolist() == [False, True, False, False]
 
 
 def test_without_a_guess_there_is_no_skill() -> None:
