@@ -70,6 +70,7 @@ def measure(
     from lens.measuring.measure import measure as run
 
     _require_written(output)
+    require_kept(folder)
     texts = read_corpus(corpus, text_column=text_column, max_documents=max_documents)
     fit, held_out = texts.split()
     checkpoint = loaded(model, device=device, dtype=dtype)
@@ -110,6 +111,7 @@ def compare(
     from lens.measuring.compare import compare as run
 
     _require_written(output)
+    require_kept(folder)
     texts = read_corpus(corpus, text_column=text_column, max_documents=max_documents)
     fit, held_out = texts.split()
     names = names_of(model, second)
@@ -145,6 +147,14 @@ def names_of(first: str, second: str) -> tuple[str, str]:
     """The last parts of two names, numbered where they are alike."""
     a, b = (Path(name).name or name for name in (first, second))
     return (a, b) if a != b else (f"{a} (1)", f"{b} (2)")
+
+
+def require_kept(folder: Path | None) -> None:
+    """Raise ExportError where nothing could be kept in `folder`."""
+    if folder is not None:
+        from lens.cli_files import require_folder
+
+        require_folder(folder)
 
 
 _SUFFIXES = (".parquet", ".csv", ".json", ".html", ".svg", ".png", ".pdf")

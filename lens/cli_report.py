@@ -16,6 +16,7 @@ from lens.cli_measure import (
     loaded,
     names_of,
     progress_bar,
+    require_kept,
 )
 
 Second = Annotated[
@@ -87,6 +88,7 @@ def report(
     from lens.trust.report import require_page
 
     require_page(output)
+    require_kept(folder)
     texts = read_corpus(corpus, text_column=text_column, max_documents=max_documents)
     sources = [model] if second is None else [model, second]
     names = names_of(model, second) if second is not None else (Path(model).name or model,)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -368,14 +369,23 @@ def _rows(rows: Iterable[Mapping[str, Any]], source: str, text_column: str) -> t
             raise CorpusError(
                 f"{text_column!r} in row {number} of {source!r} is {type(text).__name__}, no text."
             )
-        if not (text.strip() if text is not None else ids):
+        kept = _ids_of(ids, f"row {number} of {source!r}") if text is None else ()
+        if not (text.strip() if text is not None else kept):
             continue
         documents.append(
             Document(
                 id=str(row.get("id", number)),
                 source=str(row.get("source", source)),
                 text=text,
-                ids=None if text is not None else tuple(int(i) for i in ids or ()),
+                ids=None if text is not None else kept,
             )
         )
     return tuple(documents)
+
+
+def _ids_of(held: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(held, Sequence) or not all(isinstance(i, Integral) for i in held):
+        raise CorpusError(
+            f"'input_ids' in {where} is {str(held)[:40]!r}; expected a list of whole numbers."
+        )
+    return tuple(int(i) for i in held)

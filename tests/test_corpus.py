@@ -158,6 +158,9 @@ def test_documents_taken_are_spread_over_the_corpus() -> None:
         ("a.jsonl", b'{"body": "x"}', "it has body"),
         ("a.jsonl", b'{"text": 3}', "is int, no text"),
         ("a.jsonl", b'{"text": "x", "id": 1}\n{"text": "y", "id": 1}', "Two documents"),
+        ("a.jsonl", b'{"input_ids": 5}', "row 0 of 'a' is '5'; expected a list of whole numbers"),
+        ("a.jsonl", b'{"input_ids": "abc"}', "'abc'; expected a list"),
+        ("a.jsonl", b'{"input_ids": [1, 2.5]}', "expected a list"),
         ("a.parquet", b"nonsense", "cannot be read as Parquet"),
     ],
 )

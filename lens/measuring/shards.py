@@ -5,11 +5,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
-from lens.errors import ProvenanceError
+from lens.errors import ProvenanceError, ResultFileError
 from lens.measuring.baseline import Baseline
+from lens.measuring.kept_folder import make_folder, read_claim
 from lens.measuring.profile import LensProfile, ProfileProvenance, require_same
 from lens.measuring.profile_file import read_profile, write_profile, written_whole
 
@@ -20,7 +22,7 @@ class Shards:
     def __init__(self, folder: Path | None, source: ProfileProvenance):
         self.folder, self.source = folder, source
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._claim(folder / "measurement.json")
 
     def load(self, wanted: Iterable[int]) -> list[LensProfile]:
@@ -51,16 +53,26 @@ class Shards:
             write_profile(profile, self.folder / name)
 
     def load_baseline(self) -> Baseline | None:
-        """The context-free guess of this measurement, where it is fitted already."""
+        """The context-free guess of this measurement, where it is fitted already.
+
+        Raises ResultFileError for a damaged file.
+        """
         if self.folder is None or not (self.folder / "baseline.npz").is_file():
             return None
-        with np.load(self.folder / "baseline.npz") as held:
-            return Baseline(
-                logprob_bits=held["logprob_bits"],
-                hash=self.source.baseline_hash,
-                name=self.source.baseline_name,
-                n_positions=int(held["n_positions"]),
-            )
+        path = self.folder / "baseline.npz"
+        try:
+            with np.load(path) as held:
+                return Baseline(
+                    logprob_bits=held["logprob_bits"],
+                    hash=self.source.baseline_hash,
+                    name=self.source.baseline_name,
+                    n_positions=int(held["n_positions"]),
+                )
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+            raise ResultFileError(
+                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it, and the "
+                "guess is fitted again."
+            ) from error
 
     def save_baseline(self, baseline: Baseline) -> None:
         """Keep it, so that a resumed run measures against the very same numbers."""
@@ -76,10 +88,10 @@ class Shards:
             with written_whole(path) as partial:
                 partial.write_text(json.dumps(mine, indent=1, default=dict), encoding="utf-8")
             return
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = read_claim(path)
         again = json.loads(json.dumps(mine, default=dict))
         differing = [k for k in again if again[k] != held.get(k)]
-        if differing == ["reading"]:
+        if differing == ["reading"] and isinstance(held.get("reading"), dict):
             differing = [k for k, v in again["reading"].items() if v != held["reading"].get(k)]
         if differing:
             raise ProvenanceError(

@@ -8,6 +8,7 @@ import torch
 
 from lens.errors import ProvenanceError, ResultFileError
 from lens.lenses.affine import CONFIG, AffineLens, load_affine
+from lens.measuring.kept_folder import make_folder, read_claim
 from lens.measuring.profile_file import written_whole
 
 CLAIM, PROGRESS = "tuning.json", "tuning.pt"
@@ -17,14 +18,15 @@ class TuningFolder:
     """One fit's folder; without a folder nothing is kept.
 
     `claim` names all that the result depends on. Raises ProvenanceError where the folder holds
-    another fit.
+    another fit, ResultFileError where what it says of itself is damaged, ExportError where the
+    folder cannot be made.
     """
 
     def __init__(self, folder: Path | None, claim: dict[str, Any]):
         self.folder = folder
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         path = folder / CLAIM
         mine = json.loads(json.dumps(claim))
         if not path.is_file():
@@ -36,7 +38,7 @@ class TuningFolder:
             with written_whole(path) as partial:
                 partial.write_text(json.dumps(mine, indent=1), encoding="utf-8")
             return
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = read_claim(path)
         differing = [key for key in mine if mine[key] != held.get(key)]
         if differing:
             raise ProvenanceError(

@@ -66,6 +66,7 @@ def test_compare_prints_signed_differences_and_the_confounds(
         (["--corpus", "missing.txt"], "There is no corpus at"),
         (["-o", "profile.docx"], ".parquet"),
         (["-o", "no/such/folder/p.csv"], "folder"),
+        (["--folder", __file__], "is a file; give the name of a folder"),
     ],
 )
 def test_a_wrong_call_is_one_line_before_any_model_is_loaded(

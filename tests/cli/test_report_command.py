@@ -66,6 +66,7 @@ def test_two_checkpoints_are_compared(
     [
         (["-o", "r.docx"], "one .html page"),
         (["-o", "no/such/r.html"], "no folder"),
+        (["--folder", __file__], "is a file; give the name of a folder"),
         (["--corpus", "missing.txt"], "There is no corpus at"),
     ],
 )

@@ -25,6 +25,7 @@ from lens.measuring.measure import Progress, measure
 from lens.measuring.neighbourhood_copy import neighbourhood_copy
 from lens.measuring.profile import LensProfile, merged
 from lens.measuring.profile_file import read_profile
+from lens.measuring.tuning_folder import TuningFolder
 from lens.trust.evidence import confidence_gap
 from lens.trust.verdict import states_of
 from tests.measuring.small import checkpoint, id_corpus, padded_lookup
@@ -255,6 +256,36 @@ def test_a_folder_of_another_measurement_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ProvenanceError, match=named):
             measure(model, texts, **{"window_tokens": 10, "folder": tmp_path, **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("measurement.json", b"{"),
+        ("measurement.json", b"[1]"),
+        ("measurement.json", b"\xff"),
+        ("baseline.npz", b"PK junk"),
+        ("baseline.npz", b""),
+    ],
+)
+def test_a_damaged_file_of_a_folder_is_named(name: str, damage: bytes, tmp_path: Path) -> None:
+    options = {"fit_on": id_corpus(2, seed=1), "window_tokens": 10, "folder": tmp_path}
+    measure(checkpoint(), id_corpus(2), documents=[0], **options)
+    (tmp_path / name).write_bytes(damage)
+    with pytest.raises(ResultFileError, match=name):
+        measure(checkpoint(), id_corpus(2), **options)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ExportError, match="name of a folder"):
+            measure(checkpoint(), id_corpus(2), window_tokens=10, folder=place)
+        with pytest.raises(ExportError, match="name of a folder"):
+            TuningFolder(place, {})
+    (tmp_path / "tuning.json").write_text("{")
+    with pytest.raises(ResultFileError, match=r"tuning\.json"):
+        TuningFolder(tmp_path, {})
 
 
 def test_a_finished_folder_is_read_without_running_the_model(tmp_path: Path) -> None:
