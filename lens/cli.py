@@ -120,9 +120,11 @@ def run(
         "truncate": truncate,
     }
     if output is not None:
+        from lens.cli_files import require_picture
         from lens.show.export import require_exportable
 
         require_exportable(output)
+        require_picture(output)
     checkpoint = _load(
         model,
         revision=revision,

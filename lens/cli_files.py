@@ -18,6 +18,15 @@ def require_folder(folder: Path) -> None:
     _require_room(above)
 
 
+def require_picture(path: Path) -> None:
+    """Raise MissingPackageError where `path` names a picture that nothing here could draw."""
+    from lens.show.pictures import KINDS, require_drawable
+
+    kind = path.suffix.lower().removeprefix(".")
+    if kind in KINDS:
+        require_drawable(kind)
+
+
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[None]:
     """Within: the folder is there; one that was made for nothing is taken away again."""

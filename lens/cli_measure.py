@@ -163,7 +163,7 @@ _SUFFIXES = (".parquet", ".csv", ".json", ".html", ".svg", ".png", ".pdf")
 def _require_written(path: Path | None) -> None:
     if path is None:
         return
-    from lens.cli_files import require_folder
+    from lens.cli_files import require_folder, require_picture
     from lens.errors import ExportError
 
     if path.suffix.lower() not in _SUFFIXES:
@@ -173,6 +173,7 @@ def _require_written(path: Path | None) -> None:
     if path.is_dir() or not path.parent.is_dir():
         raise ExportError(f"{path} is a folder, or in none; give the name of a file in a folder.")
     require_folder(path.parent)
+    require_picture(path)
 
 
 def _write_profile(profile: Any, path: Path) -> None:

@@ -149,12 +149,12 @@ class Decomposition:
     def save(self, path: str | Path) -> Path:
         """Write .json (`lens.read_decomposition` reads it back equal) or .csv; or ExportError."""
         target = Path(path)
-        if target.suffix not in (".json", ".csv"):
+        if target.suffix.lower() not in (".json", ".csv"):
             raise ExportError(
                 f"A decomposition is saved as .json or .csv; {target.name!r} is neither."
             )
         with written_whole(target) as partial:
-            if target.suffix == ".csv":
+            if target.suffix.lower() == ".csv":
                 self.to_frame().to_csv(partial, index=False)
             else:
                 held = {name: getattr(self, name).tolist() for name in _ARRAYS}

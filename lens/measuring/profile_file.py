@@ -42,7 +42,7 @@ def write_profile(profile: LensProfile, path: str | Path) -> Path:
     import pyarrow.parquet as pq
 
     target = Path(path)
-    if target.suffix != ".parquet":
+    if target.suffix.lower() != ".parquet":
         raise ExportError(f"A profile is saved as .parquet; {target.name!r} is not one.")
     meta = {"format": FORMAT, "provenance": asdict(profile.provenance)}
     schema = _schema().with_metadata({b"lens": json.dumps(meta, default=dict).encode("utf-8")})

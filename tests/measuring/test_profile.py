@@ -184,7 +184,8 @@ def test_parts_of_different_measurements_do_not_merge(profile: LensProfile) -> N
 
 
 def test_a_profile_reads_back_equal(profile: LensProfile, tmp_path: Path) -> None:
-    assert read_profile(profile.save(tmp_path / "p.parquet")) == profile
+    for name in ("p.parquet", "p.PARQUET"):
+        assert read_profile(profile.save(tmp_path / name)) == profile
     with pytest.raises(ExportError, match="parquet"):
         profile.save(tmp_path / "p.csv")
     (tmp_path / "bad.parquet").write_bytes(b"nonsense")

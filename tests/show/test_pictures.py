@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lens.cli import main
 from lens.errors import MissingPackageError
 from lens.show.export import export
 from lens.show.heatmap import heatmap
-from lens.show.pictures import MOST_PNG_PX, OFFLINE, _scale, picture
+from lens.show.pictures import MOST_PNG_PX, OFFLINE, _scale, picture, require_drawable
 from tests.browsing import system_chromium
 from tests.conftest import absent
 from tests.show.made import made
@@ -77,11 +78,13 @@ def test_without_kaleido_the_message_holds_the_install_line(small, tmp_path, mon
     monkeypatch.setattr(builtins, "__import__", no_kaleido)
     with pytest.raises(MissingPackageError, match=r'pip install "tied-lens\[images\]"'):
         export(small, tmp_path / "map.png")
+    with pytest.raises(MissingPackageError, match=r'pip install "tied-lens\[images\]"'):
+        require_drawable("png")
     assert not list(tmp_path.iterdir())
     export(small, tmp_path / "map.json")
 
 
-def test_without_a_browser_the_message_holds_the_install_line(small, tmp_path, monkeypatch):
+def test_without_a_browser_the_message_holds_the_install_line(small, tmp_path, monkeypatch, capsys):
     with_kaleido()
     from choreographer.browsers.chromium import Chromium
 
@@ -93,6 +96,11 @@ def test_without_a_browser_the_message_holds_the_install_line(small, tmp_path, m
     with pytest.raises(MissingPackageError, match="apt install chromium"):
         export(small, tmp_path / "map.svg")
     assert (tmp_path / "map.svg").read_text() == "mine"
+    for command in ("run no-such-model x", "measure no-such-model", "compare no-such-model other"):
+        assert main([*command.split(), "-o", str(tmp_path / "map.pdf")]) == 1
+        assert "apt install chromium" in capsys.readouterr().err
+    monkeypatch.setenv("BROWSER_PATH", "/somewhere/chromium")
+    require_drawable("svg")  # what is named there is for the browser's start to judge
 
 
 class _Stopped:
