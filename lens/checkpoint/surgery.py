@@ -1,8 +1,13 @@
 """Tie, untie, interpolate, reset: always on a copy, which is taken apart and proved anew."""
 
+import contextlib
 import copy
 import dataclasses
+import glob
 import math
+import secrets
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,10 @@ from lens.errors import (
 )
 from lens.linear import blocks, rotation
 
+ABANDONED_SECONDS = 3600
+"""A partial folder that nothing was written in for so long is of a run that was killed."""
+
+_HEX_BYTES = 6
 _FLAG = "tie_word_embeddings"
 
 
@@ -139,11 +148,13 @@ def save_checkpoint(
 ) -> Path:
     """Write the model and its tokenizer to a new folder, from which `lens.load` reads them back.
 
-    The folder appears when it is whole. Raises ExportError where it exists and is not empty.
+    The folder appears when it is whole; partial ones that a killed run left an hour ago are
+    removed. Raises ExportError where it exists and is not empty.
     """
     target = Path(folder)
     require_new_folder(target)
-    part = target.with_name(target.name + ".part")
+    _remove_abandoned(target)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(_HEX_BYTES)}.partial")
     try:
         part.mkdir(parents=True)
     except OSError as error:
@@ -158,7 +169,7 @@ def save_checkpoint(
     except OSError as error:
         raise ExportError(f"{target} cannot be written: {error}.") from error
     finally:
-        _remove(part)
+        shutil.rmtree(part, ignore_errors=True)
     return target
 
 
@@ -168,11 +179,17 @@ def require_new_folder(folder: Path) -> None:
         raise ExportError(f"{folder} exists and is not empty; give the name of a new folder.")
 
 
-def _remove(folder: Path) -> None:
-    if folder.is_dir():
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
+def _remove_abandoned(target: Path) -> None:
+    """Take away what killed runs left beside `target`: nothing written for an hour."""
+    digits = "[0-9a-f]" * 2 * _HEX_BYTES
+    for part in target.parent.glob(f".{glob.escape(target.name)}.{digits}.partial"):
+        if part.is_symlink() or not part.is_dir():
+            continue
+        # Another run may be writing there, or have finished in between.
+        with contextlib.suppress(OSError):
+            written = max(one.lstat().st_mtime for one in (part, *part.rglob("*")))
+            if time.time() - written > ABANDONED_SECONDS:
+                shutil.rmtree(part)
 
 
 def _copied(checkpoint: Checkpoint) -> Any:

@@ -1,5 +1,6 @@
 """Surgery keeps what it says it keeps, survives saving, and never reaches the user's model."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,23 @@ def test_matrices_of_other_shapes_are_refused() -> None:
     model.model.embed_tokens = torch.nn.Embedding.from_pretrained(padded)
     with pytest.raises(ShapeError, match="168"):
         tie(checkpoint(model), keep="input")
+
+
+def test_what_a_killed_run_left_is_no_hindrance_and_removed_when_it_is_old(tmp_path: Path) -> None:
+    point = checkpoint(BY_NAME["gpt2"].build(tied=True))
+    old, young, other = (
+        tmp_path / name
+        for name in (".cut.0123456789ab.partial", ".cut.ba9876543210.partial", "cut.part")
+    )
+    for folder in (old, young, other):
+        (folder / "below").mkdir(parents=True)
+        (folder / "below" / "model.safetensors").write_text("half")
+    for one in (old / "below" / "model.safetensors", old / "below", old):
+        os.utime(one, (0, 0))
+    os.utime(young, (0, 0))
+    assert save_checkpoint(point, tmp_path / "cut") == tmp_path / "cut"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [young.name, "cut", other.name]
+    assert load(tmp_path / "cut").tie.is_tied
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
