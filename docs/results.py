@@ -394,7 +394,7 @@ def reports(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("measure", "page"))
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(SUBJECTS))
     parser.add_argument(f"--{SHORT}", action="store_true")
