@@ -40,6 +40,8 @@ MaskId = Annotated[
     int | None, Option(min=0, help="Mask token of a masked model; left out, its tokenizer's.")
 ]
 Seed = Annotated[int, Option(min=0, help="Order of the batches.")]
+RowSeed = Annotated[int, Option(min=0, help="Which rows are looked up, and how they are permuted.")]
+WindowSeed = Annotated[int, Option(min=0, help="Which windows are scored.")]
 
 
 def register(app: Typer) -> None:
@@ -149,7 +151,7 @@ def geometry(
     model: options.Model,
     sample: Sample = 512,
     corpus: Meaning = None,
-    seed: Seed = 0,
+    seed: RowSeed = 0,
     device: options.Device = None,
     debug: options.Debug = False,
 ) -> None:
@@ -176,7 +178,7 @@ def frequency(
     corpus: Corpus = "sample",
     max_positions: MaxPositions = 512,
     layers: SomeLayers = 5,
-    seed: Seed = 0,
+    seed: WindowSeed = 0,
     device: options.Device = None,
     debug: options.Debug = False,
 ) -> None:
