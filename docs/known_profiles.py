@@ -24,11 +24,13 @@ PROFILES = Path(__file__).parent.parent / "lens" / "data" / "profiles"
 
 
 def beginnings(corpus: lens.Corpus, characters: int | None) -> lens.Corpus:
-    """The documents, each up to the last space within its first so many characters."""
+    """The documents, a longer one up to the last space within its first so many characters."""
     if characters is None:
         return corpus
     documents = tuple(
-        replace(d, text=d.text[:characters].rsplit(" ", 1)[0]) if d.text else d
+        replace(d, text=d.text[:characters].rsplit(" ", 1)[0])
+        if d.text and len(d.text) > characters
+        else d
         for d in corpus.documents
     )
     name = f"{corpus.name}, first {characters} characters of each"
