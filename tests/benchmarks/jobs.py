@@ -114,6 +114,18 @@ def ours_without_numba(checkpoint: Any, ids: Tensor) -> Callable[[], Any]:
     return job
 
 
+def first_pass(checkpoint: Any, ids: Tensor) -> Callable[[], Any]:
+    """A corpus of these prompts measured: sums by layer and document, no second pass."""
+    import lens
+
+    documents = tuple(
+        lens.Document(id=str(i), source="random", ids=tuple(row))
+        for i, row in enumerate(ids.tolist())
+    )
+    corpus = lens.Corpus(name="random", documents=documents)
+    return lambda: lens.measure(checkpoint, corpus, window_tokens=ids.shape[1])
+
+
 def plain(checkpoint: Any, ids: Tensor) -> Callable[[], Any]:
     """A careful loop over layers, as written by hand on transformers alone."""
     model = checkpoint.model
@@ -184,6 +196,7 @@ JOBS: dict[str, Callable[[Any, Tensor], Callable[[], Any]]] = {
     "floor": Floor,
     "lens": ours,
     "lens, torch alone": ours_without_numba,
+    "lens.measure, first pass": first_pass,
     "plain transformers loop": plain,
     "TransformerLens, two calls": transformer_lens,
     "TransformerLens, one call": transformer_lens_once,

@@ -27,7 +27,8 @@ SAMPLES = HERE / "projection.json"
 ROUNDS = 5
 GATE = {"lens": 1.30, "lens, torch alone": 1.60}
 KINDS = ("time", "memory", "growth", "wall", "startup")
-SAMPLES_OF = {"lens": ROUNDS, "lens, torch alone": 3}
+FIRST_PASS = "lens.measure, first pass"
+SAMPLES_OF = {"lens": ROUNDS, "lens, torch alone": 3, FIRST_PASS: 3}
 OWN = ("lens",)
 OTHERS = (
     "lens, torch alone",
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=("smollm2", "gpt2", "gemma3"))
     parser.add_argument("--lengths", nargs="+", choices=("128", "512", "1024", "4x256"))
-    parser.add_argument("--who", nargs="+", choices=(*OWN, *OTHERS))
+    parser.add_argument("--who", nargs="+", choices=(*OWN, FIRST_PASS, *OTHERS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--fresh", action="store_true", help="forget the samples so far")
@@ -78,20 +79,23 @@ def _cells(arguments: argparse.Namespace, samples: list[dict[str, Any]]) -> list
     models = arguments.models or ("smollm2", "gpt2", "gemma3")
     shapes = arguments.lengths or ("128", "512", "1024", "4x256")
     kinds = arguments.kinds or KINDS
-    who = arguments.who or (*OWN, *OTHERS)
+    who = arguments.who or (*OWN, FIRST_PASS, *OTHERS)
     cells: list[dict[str, Any]] = []
     for shape in shapes:
         for model in models:
             for name in who:
                 if name not in OWN and shape not in ("128", "512"):
                     continue
+                if name == FIRST_PASS and (shape != "512" or "time" not in kinds):
+                    continue
                 if "time" in kinds:
                     samples_wanted = SAMPLES_OF.get(name, 1) if name in OWN or shape == "128" else 1
+                    samples_wanted = SAMPLES_OF[name] if name == FIRST_PASS else samples_wanted
                     rounds = samples_wanted if shape == "128" else 1
                     times = samples_wanted // rounds
                     cell = {"kind": "time", "model": model, "shape": shape, "who": name}
                     cells += [cell | {"rounds": rounds}] * times
-                if "memory" in kinds and (shape == "512" or name in OWN):
+                if "memory" in kinds and name != FIRST_PASS and (shape == "512" or name in OWN):
                     cells.append({"kind": "memory", "model": model, "shape": shape, "who": name})
             if "wall" in kinds:
                 cells.append({"kind": "wall", "model": model, "shape": shape, "who": "lens"})
