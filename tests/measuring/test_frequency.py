@@ -151,4 +151,4 @@ def test_the_lookup_scale_is_not_in_the_matrix(name: str) -> None:
 
 def test_a_corpus_too_small_is_refused() -> None:
     with pytest.raises(PromptError):
-        frequency(checkpoint(BY_NAME["gpt2"].build()), [[3, 3, 3], [3, 3, 3]])
+        frequency(checkpoint(BY_NAME["gpt2"].build()), [[3, 3, 3], [3, 3, 4]])
