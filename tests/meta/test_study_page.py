@@ -38,9 +38,11 @@ def test_every_number_of_the_study_comes_from_its_rows(script: ModuleType) -> No
 
 def test_another_row_makes_another_page(script: ModuleType) -> None:
     page = script.PAGE.read_text(encoding="utf-8")
-    rows = copy.deepcopy(read_rows(script.ROWS))
-    rows[0]["branches"][-1]["kl"][1] += 0.5
-    assert script.filled(page, rows) != page
+    for arm, layer in (("tied", 1), ("mixed-1-0", 0)):
+        rows = copy.deepcopy(read_rows(script.ROWS))
+        row = next(row for row in rows if row["arm"]["name"] == arm)
+        row["branches"][-1]["kl"][layer] += 0.5
+        assert script.filled(page, rows) != page
 
 
 def test_every_number_of_the_real_models_comes_from_their_rows(real: ModuleType) -> None:
