@@ -16,7 +16,7 @@ from lens.lenses.differentiable import in_float32
 from lens.measuring.causal_basis import LensInfluence, ablated
 from lens.measuring.ranks import rank_correlation
 from lens.measuring.required_readout import required_readout
-from lens.measuring.windows import Window, windows_of
+from lens.measuring.windows import Window, default_window, windows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,7 @@ def causal_fidelity(
 def _windows(
     model: "Checkpoint", corpus: Any, max_windows: int, window_tokens: int | None
 ) -> list[Window]:
-    size = min(WINDOW_TOKENS, model.n_ctx or WINDOW_TOKENS)
+    size = default_window(model, most=WINDOW_TOKENS)
     cut = windows_of(model, read_corpus(corpus), window_tokens=window_tokens or size)
     firsts = [held[0] for held in cut.by_document if held]
     if not firsts:

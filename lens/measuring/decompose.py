@@ -16,6 +16,7 @@ from lens.measuring.decomposition import Decomposition, GapProvenance
 from lens.measuring.gap_fit import GapProblem, LastStates
 from lens.measuring.required_readout import required_readout
 from lens.measuring.sampled_states import SampledStates, sampled_states
+from lens.measuring.windows import default_window
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -158,11 +159,7 @@ def require_asked(
 
 
 def _window(model: "Checkpoint", window_tokens: int | None) -> int:
-    return (
-        min(WINDOW_TOKENS, model.n_ctx or WINDOW_TOKENS)
-        if window_tokens is None
-        else (window_tokens)
-    )
+    return default_window(model, most=WINDOW_TOKENS) if window_tokens is None else window_tokens
 
 
 def _ladder(problem: GapProblem, max_steps: int) -> Iterator[tuple[int, int, str, Correction]]:

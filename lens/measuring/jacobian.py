@@ -21,7 +21,7 @@ from lens.corpus import read_corpus
 from lens.errors import PromptError, ProvenanceError, ResultFileError, SelectionError
 from lens.lenses.affine import AffineLens, fitted_lens
 from lens.lenses.differentiable import pulled_back
-from lens.measuring.windows import Window, windows_of
+from lens.measuring.windows import Window, default_window, windows_of
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -69,7 +69,7 @@ def fit_jacobian(
             f"{first_position}: expected 1 or more, 1 or more, 0 or more."
         )
     texts = read_corpus(corpus)
-    size = min(WINDOW_TOKENS, model.n_ctx or WINDOW_TOKENS)
+    size = default_window(model, most=WINDOW_TOKENS)
     windows = windows_of(model, texts, window_tokens=window_tokens or size)
     firsts = [held[0] for held in windows.by_document if held]
     usable = [window for window in firsts if window.n_read - 1 > first_position]

@@ -1,6 +1,9 @@
 """The order of endless passes over a number of things, known without making the passes before."""
 
+from functools import lru_cache
+
 import numpy as np
+from jaxtyping import Int
 
 
 def place_in_pass(number: int, count: int, *key: int) -> int:
@@ -13,4 +16,10 @@ def place_in_pass(number: int, count: int, *key: int) -> int:
     [0, 1, 2]
     """
     passes, place = divmod(number, count)
-    return int(np.random.default_rng([*key, passes]).permutation(count)[place])
+    return int(_order(count, *key, passes)[place])
+
+
+@lru_cache(maxsize=4)
+def _order(count: int, *key: int) -> Int[np.ndarray, " thing"]:
+    """The order of one pass: neighbouring numbers share it."""
+    return np.random.default_rng(key).permutation(count)

@@ -48,9 +48,9 @@ class Windows:
         return [sum(w.n_read - 1 for w in windows) for windows in self.by_document]
 
 
-def default_window(checkpoint: "Checkpoint") -> int:
-    """Tokens of a window where none are given: 256, or the model's whole context if shorter."""
-    return min(WINDOW_TOKENS, checkpoint.n_ctx or WINDOW_TOKENS)
+def default_window(checkpoint: "Checkpoint", *, most: int = WINDOW_TOKENS) -> int:
+    """Tokens of a window where none are given: `most`, or the model's whole context if shorter."""
+    return min(most, checkpoint.n_ctx or most)
 
 
 def common_window(checkpoints: Iterable["Checkpoint"]) -> int:

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from torch.nn.functional import cross_entropy
 from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.surgery import save_checkpoint, tie, untie
 from lens.corpus import Corpus
-from lens.errors import CorpusError, CorruptCheckpointError, TrainingDivergedError
+from lens.errors import CorpusError, TrainingDivergedError
 from lens.measuring.passes import place_in_pass
 from lens.measuring.windows import NO_TOKEN, Window, windows_of
 from lens.study.continuation import Continuation, ContinuedArm
 from lens.study.dose import dose, held, is_finite, response
 from lens.study.optimising import mix_gradients, optimiser_of, set_rates
-from lens.study.run import LOG, SAVE_EVERY, STATE, Progress, replace_file
+from lens.study.run import LOG, SAVE_EVERY, STATE, Progress, readable, replace_file
 from lens.study.texts import split_by_source
 
 if TYPE_CHECKING:
@@ -200,19 +199,11 @@ class ArmRun:
         path = self.place / STATE
         if not path.is_file():
             return
-        try:
+        with readable(path):
             found = torch.load(path, weights_only=True, map_location=self.checkpoint.device)
             self.model.load_state_dict(found["model"])
             self.optimiser.load_state_dict(found["optimiser"])
             self.step, self.losses = found["step"], found["losses"]
-        except (
-            *(RuntimeError, LookupError, EOFError, ValueError, OSError, TypeError),
-            pickle.UnpicklingError,
-        ) as error:
-            raise CorruptCheckpointError(
-                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it to begin this "
-                "arm again."
-            ) from error
 
     def _report(self, loss_nats: float) -> None:
         if self.progress is None:

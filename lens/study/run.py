@@ -7,7 +7,8 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -129,19 +130,11 @@ class _Session:
         path = self.place / STATE
         if not path.is_file():
             return
-        try:
+        with readable(path):
             found = torch.load(path, weights_only=True)
             self.segment, self.step = found["segment"], found["step"]
             self.trunk, self.log = found["trunk"], found["log"]
             self._restore(found["running"])
-        except (
-            *(RuntimeError, LookupError, EOFError, ValueError, OSError, TypeError),
-            pickle.UnpicklingError,
-        ) as error:
-            raise CorruptCheckpointError(
-                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it to begin this "
-                "run again."
-            ) from error
 
     def run(self) -> None:
         segments = self.recipe.segments
@@ -278,6 +271,21 @@ def frequency_groups(texts: StudyTexts, d_vocab: int) -> list[Int[Tensor, " row"
     counts = np.bincount(texts.stream, minlength=d_vocab)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
     return [torch.from_numpy(part) for part in np.array_split(order, N_DECILES)]
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise CorruptCheckpointError in place of what a damaged state makes torch raise."""
+    try:
+        yield
+    except (
+        *(RuntimeError, LookupError, EOFError, ValueError, OSError, TypeError),
+        pickle.UnpicklingError,
+    ) as error:
+        raise CorruptCheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {error}). Remove it to begin this "
+            "run again."
+        ) from error
 
 
 def is_finished(folder: str | Path) -> bool:

@@ -72,7 +72,7 @@ def _times(samples: Samples) -> str:
 {"; ".join(speed)}.
 
 "Torch alone" is the path of other devices and of a CPU without numba: it passes over each tile
-about fifteen times, in blocks that stay in the cache; the fused path twice. "First pass" is
+about thirteen times, in blocks that stay in the cache; the fused path twice. "First pass" is
 `lens.measure` on a corpus of these tokens, with every sum that a profile holds. TransformerLens
 gives no KL; its two calls give top-k and targets, its one call top-k only. A dash, or no row: not
 measured, or failed."""
