@@ -27,6 +27,7 @@ COMMANDS = (
     "twins arms",
     "twins rates",
     "twins reproduce",
+    "twins sweep",
     "twins continue",
 )
 PAGE = Path(__file__).with_name("cli.md")

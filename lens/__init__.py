@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from lens.study.continuation import Continuation
     from lens.study.continued import continue_twins
     from lens.study.recipe import Recipe
+    from lens.study.sweep import reproduce_sweep
     from lens.study.twins import reproduce_study, train_twin
     from lens.trust.report import Report, report
 
@@ -146,6 +147,7 @@ __all__ = [
     "readout_arms",
     "report",
     "reproduce_study",
+    "reproduce_sweep",
     "reset_bias",
     "save_checkpoint",
     "save_states",
@@ -212,6 +214,7 @@ _HOMES = {
     "read_profile": "lens.measuring.profile_file",
     "report": "lens.trust.report",
     "reproduce_study": "lens.study.twins",
+    "reproduce_sweep": "lens.study.sweep",
     "readout_arms": "lens.measuring.readout_arms",
     "reset_bias": "lens.checkpoint.surgery",
     "save_checkpoint": "lens.checkpoint.surgery",

@@ -129,6 +129,41 @@ def reproduce(
         emit(f"{path}")
 
 
+@twins.command(cls=Command, short_help="Twins of several sizes and vocabularies.")
+def sweep(
+    corpus: Annotated[
+        str,
+        Option("--corpus", metavar="FILE", help="The novels that docs/sample_corpus.py writes."),
+    ],
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Where the runs lie.")] = Path(
+        "twins-sweep"
+    ),
+    results: Annotated[
+        Path, Option(metavar="DIR", help="Where each measured run is written as JSON.")
+    ] = Path("docs/study/sweep"),
+    cell: Annotated[
+        list[str] | None, Option(metavar="CELL", help="As v2048-d96-l6; repeatable; left out, all.")
+    ] = None,
+    seeds: Annotated[int, Option(min=1, help="Seeds of each cell.")] = 2,
+    threads: Threads = 1,
+    debug: options.Debug = False,
+) -> None:
+    """Train and measure tied and untied twins at three sizes and three vocabularies.
+
+    Prints what untying does to loss and reading loss in each cell that has both, and its slope
+    against log2(V d / N). What is there already is not run again.
+    """
+    import torch
+
+    from lens.cli_tables import columns_table, emit
+    from lens.study.sweep import read_sweep, reproduce_sweep, sweep_table
+
+    torch.set_num_threads(threads)
+    reproduce_sweep(corpus, out, results, cells=cell, seeds=seeds, progress=emit)
+    heading, *rows = sweep_table(read_sweep(results))
+    emit(columns_table(heading, rows))
+
+
 @twins.command("continue", cls=Command, short_help="Continue a real model tied and untied.")
 def continue_(
     model: options.Model,

@@ -56,8 +56,12 @@ class Effect:
     def half_width(self) -> Float[np.ndarray, " entry"]:
         """Half of the 95 % interval; NaN for one seed."""
         n = len(self.seeds)
-        t = T_975[min(n - 2, len(T_975) - 1)] if n > 1 else math.nan
-        return t * self.spread / math.sqrt(n)
+        return student_t(n - 1) * self.spread / math.sqrt(n)
+
+
+def student_t(freedom: int) -> float:
+    """Student's t of a two-sided 95 % interval; NaN without a degree of freedom."""
+    return T_975[min(freedom, len(T_975)) - 1] if freedom > 0 else math.nan
 
 
 QUANTITIES: dict[str, Callable[[Row], Any]] = {

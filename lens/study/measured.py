@@ -45,10 +45,12 @@ def measure_run(
     tuning_rate: float = 1e-2,
     sample_positions: int = 2048,
     gradient_targets: int = 8192,
+    last_documents: int = LAST_DOCUMENTS,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure each branch of a finished run; branches measured before are kept beside them.
 
+    The last branch is measured on `last_documents` held-out documents, others on fewer.
     Raises ResultFileError where the run is not finished, or belongs to other texts.
     """
     place = Path(folder)
@@ -62,7 +64,7 @@ def measure_run(
         "gradient_targets": gradient_targets,
     }
     counts = {"fit": TRANSLATOR_DOCUMENTS, "guess": GUESS_DOCUMENTS}
-    counts |= {"early": EARLY_DOCUMENTS, "last": LAST_DOCUMENTS}
+    counts |= {"early": EARLY_DOCUMENTS, "last": last_documents}
     made_with = options | {"documents": counts}
     branches = []
     for at in recipe.branch_at:
@@ -70,7 +72,7 @@ def measure_run(
         row: dict[str, Any] = _kept(path, made_with) or {}
         if not row or any(name not in row for name in BESIDE):
             last = at == recipe.branch_at[-1]
-            documents = texts.held_out.take(LAST_DOCUMENTS if last else EARLY_DOCUMENTS)
+            documents = texts.held_out.take(last_documents if last else EARLY_DOCUMENTS)
             model = load(branch_folder(place, at))
             given = Given(model, texts, documents, recipe, gradient_targets)
             if not row:

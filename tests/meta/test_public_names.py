@@ -77,6 +77,7 @@ PUBLIC = {
     "readout_arms",
     "report",
     "reproduce_study",
+    "reproduce_sweep",
     "reset_bias",
     "save_checkpoint",
     "save_states",

@@ -17,6 +17,12 @@ def script() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def swept() -> ModuleType:
+    """The script that fills the size sweep."""
+    return loaded("study_sweep")
+
+
+@pytest.fixture(scope="module")
 def real() -> ModuleType:
     """The script that fills the section of real models."""
     return loaded("study_real")
@@ -43,6 +49,15 @@ def test_another_row_makes_another_page(script: ModuleType) -> None:
         row = next(row for row in rows if row["arm"]["name"] == arm)
         row["branches"][-1]["kl"][layer] += 0.5
         assert script.filled(page, rows) != page
+
+
+def test_every_number_of_the_size_sweep_comes_from_its_rows(swept: ModuleType) -> None:
+    page = swept.PAGE.read_text(encoding="utf-8")
+    rows = swept.read_sweep(swept.ROWS)
+    assert swept.filled(page, rows) == page, "run: python docs/study_sweep.py"
+    other = copy.deepcopy(rows)
+    other["v512-d48-l4"][0]["branches"][-1]["loss_bits"] += 0.5
+    assert swept.filled(page, other) != page
 
 
 def test_every_number_of_the_real_models_comes_from_their_rows(real: ModuleType) -> None:

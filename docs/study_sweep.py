@@ -1,0 +1,172 @@
+"""Fills the size sweep of docs/study.md from docs/study/sweep: python docs/study_sweep.py.
+
+`lens twins sweep` writes the rows; a cell that has not finished is left out.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lens.errors import SelectionError
+from lens.study.sweep import CELLS, SIZES, SWEPT, Cell, Slopes, read_sweep, slopes, sweep_effects
+from lens.study.twins import GATE
+
+HERE = Path(__file__).parent
+PAGE, ROWS = HERE / "study.md", HERE / "study" / "sweep"
+BEGIN, END = "<!-- size sweep -->", "<!-- end of size sweep -->"
+PICTURE = "![Loss and reading loss, untied less tied, by the share of the matrix](study_sweep.png)"
+
+Rows = Mapping[str, list[dict[str, Any]]]
+
+
+def section(rows: Rows) -> str:
+    """Each cell, and the slopes over all."""
+    effects = {quantity: sweep_effects(rows, quantity) for quantity in SWEPT}
+    done = next(iter(effects.values()))
+    if not done:
+        return "No cell has a tied and an untied run yet."
+    absent = [name for name in CELLS if name not in done]
+    first = next(iter(rows.values()))[0]
+    branch = first["branches"][-1]
+    made = ", ".join(f"{k} {v.split('+')[0]}" for k, v in first["versions"].items())
+    parts = [
+        PICTURE,
+        f"{branch['tokens']:,} tokens a run; measured on {branch['n_documents']} held-out "
+        f"documents, the loss on all; {made}."
+        + (f" Not finished: {', '.join(absent)}." if absent else ""),
+        cells(rows, done),
+        slope_table(effects),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def cells(rows: Rows, done: Mapping[str, Any]) -> str:
+    """A line for each cell: losses, n-grams, G, R and their differences."""
+    lines = [
+        "| V | d, L | V d / N | seeds | tied loss | untied loss | below | tied G | untied G "
+        "| d loss | mean dG | mean dR | tied copies, l = 1 |",
+        "|--:|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    effects = {quantity: sweep_effects(rows, quantity) for quantity in SWEPT}
+    for name, one in done.items():
+        cell = CELLS[name]
+        losses = [mean(rows[name], arm, one.seeds, "loss_bits") for arm in ("tied", "untied-copy")]
+        read = [mean(rows[name], arm, one.seeds, "reading_loss") for arm in ("tied", "untied-copy")]
+        copies = mean(rows[name], "tied", one.seeds, "copy_rate", layer=1)
+        values = [f"{v:.3f}" for v in losses] + [passed(cell, losses)]
+        values += [f"{v:.3f}" for v in read]
+        values += [f"{of[name].mean[0]:+.3f}" for of in effects.values()] + [f"{copies:.3f}"]
+        lines.append(
+            f"| {cell.d_vocab:,} | {cell.d_model}, {cell.n_layers} | {2**cell.log2_share:.3f} "
+            f"| {len(one.seeds)} | " + " | ".join(values) + " |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Bits a token of the cell's own vocabulary, means over seeds; G over the layers 1 to "
+            "L - 1. Below: the best n-gram model (fitted on the same training text) that both arms "
+            "are better than.",
+        ]
+    )
+
+
+def passed(cell: Cell, losses: list[float]) -> str:
+    """The best of the n-gram models that both losses are below."""
+    bits = json.loads((ROWS / f"v{cell.d_vocab}" / GATE).read_text("utf-8"))["bits"]
+    below = [n for n in ("trigram", "bigram", "unigram") if max(losses) < bits[n]]
+    return below[0] if below else "none"
+
+
+def mean(
+    rows: list[dict[str, Any]], arm: str, seeds: Any, key: str, *, layer: int | None = None
+) -> float:
+    """Over seeds, and over the layers 1 to L - 1 where a layer is not named."""
+    values = [
+        row["branches"][-1][key]
+        for row in rows
+        if row["arm"]["name"] == arm and row["seed"] in seeds
+    ]
+    if isinstance(values[0], float):
+        return float(np.mean(values))
+    return float(np.mean([v[1:-1] if layer is None else v[layer] for v in values]))
+
+
+def slope_table(effects: Mapping[str, Mapping[str, Any]]) -> str:
+    """The change of each difference for a doubling of V d / N, and of V and N / d apart."""
+    try:
+        found = {q: (slopes(of), slopes(of, apart=True)) for q, of in effects.items()}
+    except SelectionError:
+        return ""
+    n = next(iter(found.values()))[0].n_cells
+    lines = [
+        f"Change for each doubling, least squares over {n} cells, 95 % in brackets:",
+        "",
+        "| difference | of V d / N | R2 | of V | of N / d | R2 |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for quantity, (share, apart) in found.items():
+        lines.append(
+            f"| d {SWEPT[quantity]} | {slope(share, 0)} | {share.explained:.2f} "
+            f"| {slope(apart, 0)} | {slope(apart, 1)} | {apart.explained:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def slope(found: Slopes, term: int) -> str:
+    """As "+0.120 [+0.080, +0.160]"."""
+    middle, half = found.slope[term], found.half_width[term]
+    return f"{middle:+.3f} [{middle - half:+.3f}, {middle + half:+.3f}]"
+
+
+def figure(rows: Rows) -> None:
+    """d loss and mean dG against V d / N, a line for each size, written beside the page."""
+    from lens.show.responses import Response, response_lines
+
+    panels = {}
+    for quantity, heading in (("held-out loss", "d held-out loss"), ("mean dG", "mean dG")):
+        effects = sweep_effects(rows, quantity)
+        groups = {}
+        for d_model, n_layers in SIZES:
+            of_size = [
+                (CELLS[name], e)
+                for name, e in effects.items()
+                if (CELLS[name].d_model, CELLS[name].n_layers) == (d_model, n_layers)
+            ]
+            if not of_size:
+                continue
+            n = min(len(e.seeds) for _, e in of_size)
+            groups[f"d {d_model}, {n_layers} layers"] = Response(
+                dose=np.array([2**cell.log2_share for cell, _ in of_size]),
+                values=np.column_stack([e.differences[:n, 0] for _, e in of_size]),
+            )
+        panels[f"{heading}, bits a token"] = groups
+    response_lines(
+        panels,
+        dose="V d / N",
+        title="Untied less tied, by the share of the matrix",
+        subtitle="untied-copy less tied; dots are seeds, lines join their means; below 0 the "
+        "untied twin predicts better (left) and is read better (right)",
+        logarithmic=True,
+    ).write_image(HERE / "study_sweep.png", scale=2)
+
+
+def filled(page: str, rows: Rows) -> str:
+    """The page with its size sweep as these rows give it."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}"
+
+
+def main() -> None:
+    rows = read_sweep(ROWS)
+    PAGE.write_text(filled(PAGE.read_text("utf-8"), rows), encoding="utf-8")
+    if any(sweep_effects(rows, "mean dG")):
+        figure(rows)
+
+
+if __name__ == "__main__":
+    main()

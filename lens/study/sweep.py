@@ -1,0 +1,230 @@
+"""The size sweep: what untying does, against how large the matrix is beside the model."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lens.errors import SelectionError
+from lens.study.arms import arm_of
+from lens.study.effects import Effect, effect, student_t
+from lens.study.measured import measure_run, read_rows, write_row
+from lens.study.recipe import Recipe
+from lens.study.run import Progress, train
+from lens.study.texts import StudyTexts, study_texts
+from lens.study.twins import GATE, write_gate
+
+SIZES = ((48, 4), (96, 6), (128, 8))
+"""(d_model, n_layers); the one in the middle is the study's own."""
+
+VOCABULARIES = (512, 2048, 8192)
+SWEPT_ARMS = ("tied", "untied-copy")
+SWEEP_SEEDS = 2
+STEPS, DECAY_STEPS = 600, 100
+MEASURING = {"tuning_steps": 60, "last_documents": 60, "gradient_targets": 2048}
+"""Options of `measure_run` where those of the study would take longer than the training."""
+
+SWEPT = {"held-out loss": "loss", "mean dG": "mean G", "mean dR": "mean R"}
+"""What `effect` calls a difference: what it is a difference in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One size of model with one vocabulary."""
+
+    d_vocab: int
+    d_model: int
+    n_layers: int
+
+    @property
+    def name(self) -> str:
+        """As "v2048-d96-l6"."""
+        return f"v{self.d_vocab}-d{self.d_model}-l{self.n_layers}"
+
+    @property
+    def matrix_parameters(self) -> int:
+        """V d: what a tie saves."""
+        return self.d_vocab * self.d_model
+
+    @property
+    def block_parameters(self) -> int:
+        """N: the weights of the blocks' matrices, 4 d^2 of attention and 8 d^2 of the MLP each."""
+        return 12 * self.n_layers * self.d_model**2
+
+    @property
+    def log2_share(self) -> float:
+        """log2(V d / N): 0 where the matrix is as large as the blocks."""
+        return math.log2(self.matrix_parameters / self.block_parameters)
+
+    def recipe(self, of: Recipe) -> Recipe:
+        """That recipe at this size."""
+        return replace(of, d_vocab=self.d_vocab, d_model=self.d_model, n_layers=self.n_layers)
+
+
+CELLS = {
+    cell.name: cell
+    for cell in (
+        Cell(d_vocab=d_vocab, d_model=d_model, n_layers=n_layers)
+        for d_vocab in VOCABULARIES
+        for d_model, n_layers in SIZES
+    )
+}
+
+
+def sweep_recipe() -> Recipe:
+    """The study's recipe with one branch, about a quarter of its tokens."""
+    return replace(Recipe(), branch_at=(STEPS,), branch_steps=DECAY_STEPS)
+
+
+def reproduce_sweep(
+    corpus: Any,
+    folder: str | Path,
+    results: str | Path,
+    *,
+    cells: Sequence[str] | None = None,
+    seeds: int = SWEEP_SEEDS,
+    recipe: Recipe | None = None,
+    measuring: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Train and measure tied and untied-copy twins of several sizes and vocabularies.
+
+    Each row that is finished is written at once, as RESULTS/vV/dD-lL/ARM-seed-N.json; what is
+    there is not run again, and a run that was stopped goes on. The first seed of all cells comes
+    first. `cells` are names as "v2048-d96-l6"; None is all nine. Rates are the study's in each.
+
+    Raises SelectionError for a cell that is not there, CorpusError where the corpus is too small
+    for a vocabulary.
+    """
+    chosen = [_cell_of(name) for name in (CELLS if cells is None else cells)]
+    base = recipe or sweep_recipe()
+    texts: dict[int, StudyTexts] = {}
+    written = []
+    for seed in range(seeds):
+        for cell in chosen:
+            for arm in SWEPT_ARMS:
+                place = folder_of(results, cell)
+                name = f"{arm}-seed-{seed}"
+                if (place / f"{name}.json").is_file():
+                    continue
+                if cell.d_vocab not in texts:
+                    texts[cell.d_vocab] = study_texts(corpus, d_vocab=cell.d_vocab)
+                of_cell = texts[cell.d_vocab]
+                if not (place.parent / GATE).is_file():
+                    write_gate(of_cell, base, place.parent)
+                run = folder_of(folder, cell) / name
+                told = None if progress is None else _told(cell, progress)
+                train(arm_of(arm), seed, of_cell, cell.recipe(base), run, progress=told)
+                options: dict[str, Any] = {**MEASURING, **(measuring or {})}
+                written.append(write_row(measure_run(run, of_cell, **options), place))
+                if progress is not None:
+                    progress(f"{cell.name}, {arm}, seed {seed}: measured")
+    return written
+
+
+def folder_of(results: str | Path, cell: Cell) -> Path:
+    """Where a cell's rows lie."""
+    return Path(results) / f"v{cell.d_vocab}" / f"d{cell.d_model}-l{cell.n_layers}"
+
+
+def read_sweep(results: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each cell that has any. Raises ResultFileError where one cannot be read."""
+    found = {name: read_rows(folder_of(results, cell)) for name, cell in CELLS.items()}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def sweep_effects(rows: Mapping[str, Sequence[Any]], quantity: str) -> dict[str, Effect]:
+    """Untied-copy less tied in each cell that has a seed of both, paired by seed."""
+    return dict(_effects(rows, quantity))
+
+
+def _effects(rows: Mapping[str, Sequence[Any]], quantity: str) -> Iterator[tuple[str, Effect]]:
+    for name, of_cell in rows.items():
+        seeds = [{r["seed"] for r in of_cell if r["arm"]["name"] == arm} for arm in SWEPT_ARMS]
+        if set.intersection(*seeds):
+            yield name, effect(of_cell, "untied-copy", "tied", quantity)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Slopes:
+    """Least squares over cells: the change for each doubling, with Student's 95 % half-widths.
+
+    The cells are the sample, so that the interval is about sizes such as these; a seed's own
+    spread is a part of what scatters them. `explained` is R squared.
+    """
+
+    terms: tuple[str, ...]
+    slope: Float[np.ndarray, " term"]
+    half_width: Float[np.ndarray, " term"]
+    n_cells: int
+    explained: float
+
+
+def slopes(effects: Mapping[str, Effect], *, apart: bool = False) -> Slopes:
+    """The slope of a difference against log2(V d / N); `apart`, against log2 V and log2(N / d).
+
+    If the share of the matrix is all that matters, the two slopes apart are opposites.
+
+    Raises SelectionError for fewer cells than the fit needs, or cells that do not differ in what
+    it is a slope against.
+    """
+    cells = [CELLS[name] for name in effects]
+    terms = ("log2 V", "log2(N / d)") if apart else ("log2(V d / N)",)
+    columns = [
+        (math.log2(c.d_vocab), math.log2(c.d_vocab) - c.log2_share) if apart else (c.log2_share,)
+        for c in cells
+    ]
+    values = np.array([e.mean[0] for e in effects.values()])
+    design = np.column_stack([np.ones(len(cells)), np.array(columns).reshape(len(cells), -1)])
+    free = len(cells) - design.shape[1]
+    if free < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
+        raise SelectionError(
+            f"A slope against {' and '.join(terms)} needs at least {design.shape[1] + 1} cells "
+            f"that differ in it; there are {', '.join(effects) or 'none'}."
+        )
+    found = np.linalg.lstsq(design, values, rcond=None)[0]
+    rest = values - design @ found
+    variance = rest @ rest / free * np.linalg.inv(design.T @ design).diagonal()
+    centred = values - values.mean()
+    return Slopes(
+        terms=terms,
+        slope=found[1:],
+        half_width=student_t(free) * np.sqrt(variance[1:]),
+        n_cells=len(cells),
+        explained=float(1 - rest @ rest / (centred @ centred)),
+    )
+
+
+def sweep_table(rows: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
+    """Lines of a table, the heading first: each cell, and beneath them the slope of each column."""
+    yield "cell", "V d / N", "seeds", *(f"d {quantity}" for quantity in SWEPT.values())
+    found = {quantity: sweep_effects(rows, quantity) for quantity in SWEPT}
+    first = next(iter(found.values()))
+    for name, one in first.items():
+        values = (f"{of[name].mean[0]:+.3f}" for of in found.values())
+        yield name, f"{2 ** CELLS[name].log2_share:.3f}", f"{len(one.seeds)}", *values
+    if len({CELLS[name].log2_share for name in first}) > 2:
+        fits = [slopes(of) for of in found.values()]
+        cells = (f"{f.slope[0]:+.3f} ({f.half_width[0]:.3f})" for f in fits)
+        yield "for each doubling", "", "", *cells
+
+
+def _cell_of(name: str) -> Cell:
+    if name not in CELLS:
+        raise SelectionError(f"The sweep has no cell {name!r}; there are {', '.join(CELLS)}.")
+    return CELLS[name]
+
+
+def _told(cell: Cell, progress: Callable[[str], None]) -> Callable[[Progress], None]:
+    def report(p: Progress) -> None:
+        if p.done % 100 == 0 or p.done == p.total:
+            progress(
+                f"{cell.name}, {p.arm}, seed {p.seed}: step {p.done:,} of {p.total:,}, "
+                f"{p.loss_bits:.3f} bits a token, {p.seconds:,.0f} s"
+            )
+
+    return report
