@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lens.checkpoint import capturing, prompts, residual, tokenizing
 from lens.checkpoint.block_states import BlockStates
 from lens.checkpoint.encoder import shared_matrix_encoder
-from lens.checkpoint.fingerprint import fingerprint
+from lens.checkpoint.fingerprint import HashedTensor, hashed, joined
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
 from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
 from lens.checkpoint.layout import MoreRowsError
@@ -215,10 +215,22 @@ class Checkpoint:
     @cached_property
     def model_hash(self) -> str:
         """A digest of the embedding, the unembedding and all that stands outside the blocks."""
+        return joined(part.digests for part in self._hashed)
+
+    @property
+    def unembedding_hash(self) -> str:
+        """A digest of W_U: what a translator and a known profile are bound to."""
+        W_U = self.W_U
+        known = (part.digests for part in self._hashed if part.is_of(W_U))
+        return joined([next(known, None) or hashed(W_U).digests])
+
+    @cached_property
+    def _hashed(self) -> tuple[HashedTensor, ...]:
+        """What `model_hash` is made of, so that no matrix is read twice."""
         inside = {id(p) for block in self.trunk.distinct_blocks for p in block.parameters()}
         outside = [p for p in self.model.parameters() if id(p) not in inside]
         first_of_each = [next(block.parameters()) for block in self.trunk.distinct_blocks]
-        return fingerprint([*outside, *first_of_each])
+        return tuple(hashed(tensor) for tensor in (*outside, *first_of_each))
 
     def summary(self) -> CheckpointSummary:
         """Everything that `lens inspect` prints, as one record."""

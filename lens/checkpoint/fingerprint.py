@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,22 +13,49 @@ from lens.checkpoint.quantized import plain_parts
 _PART_BYTES = 1 << 24
 
 
+@dataclass(frozen=True, eq=False)
+class HashedTensor:
+    """A tensor, and what `fingerprint` takes of it: dtype, shape and the digests of its parts."""
+
+    tensor: Tensor
+    version: int
+    digests: bytes
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether this is that very tensor, not changed in place since."""
+        return self.tensor is tensor and self.version == _version(tensor)
+
+
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """32 hex digits over the dtypes, shapes and every byte of these tensors, in order.
 
     A tensor that is not in memory (offloaded) counts by its shape alone. Parts are hashed in two
     threads and their digests hashed again, so the value does not depend on the number of threads.
     """
-    whole = hashlib.blake2b(digest_size=16)
+    return joined(hashed(tensor).digests for tensor in tensors)
+
+
+def hashed(tensor: Tensor) -> HashedTensor:
+    """A tensor with what `fingerprint` takes of it."""
+    version, head = _version(tensor), f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    parts = [] if tensor.is_meta else [p for plain in plain_parts(tensor) for p in _parts(plain)]
+    if len(parts) < 2:
+        return HashedTensor(tensor, version, head + b"".join(map(_digest, parts)))
     with ThreadPoolExecutor(2) as pool:
-        for tensor in tensors:
-            whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            if tensor.is_meta:
-                continue
-            for plain in plain_parts(tensor):
-                for digest in pool.map(_digest, _parts(plain)):
-                    whole.update(digest)
+        return HashedTensor(tensor, version, head + b"".join(pool.map(_digest, parts)))
+
+
+def joined(digests: Iterable[bytes]) -> str:
+    """The fingerprint of tensors that are hashed."""
+    whole = hashlib.blake2b(digest_size=16)
+    for each in digests:
+        whole.update(each)
     return whole.hexdigest()
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts changes in place; an inference tensor, which has no count, is not changed."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _parts(tensor: Tensor) -> list[memoryview]:

@@ -91,8 +91,8 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
     """
     probe = _probe_inputs(model, seq2seq=seq2seq)
     with untouched(model):
-        trunk, witness = _proved_trunk(model, probe, seq2seq=seq2seq)
-        causal = _is_causal(model, witness, seq2seq=seq2seq)
+        trunk, witness, changed = _proved_trunk(model, probe, seq2seq=seq2seq)
+    causal = _is_causal(witness.logits, changed)
     replay = ReplayReadout(model, trunk, seq2seq, witness.logits.shape[-1], probe)
     replay = replace(replay, ids_matter=_ids_matter(replay, witness))
     direct, why_not = _direct(replay, witness)
@@ -163,18 +163,30 @@ def _with_rows_behind(proved: Proved, prompt: Inputs) -> Trunk:
     )
 
 
-def _proved_trunk(model: nn.Module, probe: Inputs, *, seq2seq: bool) -> tuple[Trunk, Witness]:
-    """The trunk, and the witness that running the model's own tail on given states reproduces."""
+def _proved_trunk(
+    model: nn.Module, probe: Inputs, *, seq2seq: bool
+) -> tuple[Trunk, Witness, Tensor]:
+    """The trunk, and the witness that running the model's own tail on given states reproduces.
+
+    The trunk is traced with another last token than the witness has; the logits of that forward
+    come third.
+    """
     name = type(model).__name__
     arguments = forward_arguments(model, probe, seq2seq=seq2seq)
     other = forward_arguments(model, _last_token_changed(probe), seq2seq=seq2seq)
+
+    changed: list[Tensor] = []
 
     def _run() -> Tensor:
         return logits_of(model(**arguments))
 
     try:
         trunks = find_trunks(
-            model, _run, batch=PROBE_BATCH, pos=PROBE_POS, changed=lambda: model(**other)
+            model,
+            lambda: changed.append(logits_of(model(**other))),
+            batch=PROBE_BATCH,
+            pos=PROBE_POS,
+            changed=lambda: model(**arguments),
         )
         witnesses = [_witness(model, trunk, _run, probe) for trunk in trunks]
     except LensError:
@@ -191,7 +203,7 @@ def _proved_trunk(model: nn.Module, probe: Inputs, *, seq2seq: bool) -> tuple[Tr
         replay = ReplayReadout(model, trunk, seq2seq, witness.logits.shape[-1], probe)
         trouble = witness.mismatch(lambda state, replay=replay: replay.logits(state, probe))
         if not trouble:
-            return trunk, witness
+            return trunk, witness, changed[-1]
     raise UnsupportedArchitectureError(
         f"{name}: running the model's own tail on a given state does not give the model's "
         f"logits: {trouble}. Missing step: replay. The tail reads more than the last block's "
@@ -282,16 +294,16 @@ def _ids_matter(replay: ReplayReadout, witness: Witness) -> bool:
     return not same_numbers(other, witness.random_logits)
 
 
-def _is_causal(model: nn.Module, witness: Witness, *, seq2seq: bool) -> bool:
+def _is_causal(
+    logits: Float[Tensor, "batch pos d_vocab"], changed: Float[Tensor, "batch pos d_vocab"]
+) -> bool:
     """Measured: a change of the last token must leave the logits before it as they were.
 
     The threshold sits far above rounding (1e-6) and far below what attention to the right does.
     """
-    other = _last_token_changed(witness.inputs)
-    changed = logits_of(model(**forward_arguments(model, other, seq2seq=seq2seq)))
-    before, after = witness.logits[:, :-1].float(), changed[:, :-1].float()
+    before, after = logits[:, :-1].float(), changed[:, :-1].float()
     spread = before.std().clamp_min(1e-12)
-    loose = 1e-4 if witness.logits.dtype in (torch.float32, torch.float64) else 2e-2
+    loose = 1e-4 if logits.dtype in (torch.float32, torch.float64) else 2e-2
     return bool((before - after).abs().max() <= loose * spread)
 
 

@@ -80,10 +80,11 @@ class AffineLens:
                 f"This lens has {found[0]} translators of width {found[1]}; "
                 f"{checkpoint.origin.model_id} has {expected[0]} layers of width {expected[1]}."
             )
-        if self.source.unembedding_hash not in unembedding_hashes(checkpoint):
+        named = self.source.unembedding_hash
+        if named != checkpoint.unembedding_hash and named != published_hash(checkpoint):
             raise ProvenanceError(
                 f"This lens was fitted on {self.source.model_id}, whose unembedding is another "
-                f"({self.source.unembedding_hash[:12]}) than that of {checkpoint.origin.model_id}. "
+                f"({named[:12]}) than that of {checkpoint.origin.model_id}. "
                 "Fit it again on this model."
             )
 
@@ -103,11 +104,10 @@ class AffineLens:
         return place
 
 
-def unembedding_hashes(checkpoint: "Checkpoint") -> tuple[str, str]:
-    """Our digest of W_U, and the one that the published tuned-lens format uses."""
+def published_hash(checkpoint: "Checkpoint") -> str:
+    """The digest of W_U that the published tuned-lens format uses: SHA-256 of its bytes."""
     weight = checkpoint.W_U.detach().cpu().contiguous()
-    theirs = hashlib.sha256(memoryview(weight.view(torch.uint8).numpy())).hexdigest()  # type: ignore[arg-type]
-    return fingerprint([weight]), theirs
+    return hashlib.sha256(memoryview(weight.view(torch.uint8).numpy())).hexdigest()  # type: ignore[arg-type]
 
 
 def fitted_lens(
@@ -121,7 +121,7 @@ def fitted_lens(
     """A lens with a note of the model that it was fitted on, and how."""
     source = AffineSource(
         model_id=checkpoint.origin.model_id,
-        unembedding_hash=unembedding_hashes(checkpoint)[0],
+        unembedding_hash=checkpoint.unembedding_hash,
         fitted_on=fitted_on,
         options=options,
     )

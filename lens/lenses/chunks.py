@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lens.errors import SelectionError
-from lens.lenses.reduction import tile_tokens
+from lens.lenses.reduction import fuses, tile_tokens
 from lens.lenses.tiles import DirectRows, WholeRows, same_unembedding
 
 CHUNK_ROWS = 512
@@ -60,13 +60,19 @@ class Cells:
 
 @dataclass(frozen=True)
 class Source:
-    """What is read, and through what."""
+    """What is read, and through what; `once_cells` as `lens.lenses.reduction.fuses` takes it."""
 
     readout: Any
     states: Float[Tensor, "layer pos d_model"]
     final_readout: Any
     final_states: Float[Tensor, "pos d_model"]
     replay_inputs: Any = None
+    once_cells: int | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether the kernels reduce what is read."""
+        return fuses(self.device, once_cells=self.once_cells)
 
     @property
     def d_vocab(self) -> int:
@@ -96,7 +102,7 @@ class Source:
     @property
     def tile_tokens(self) -> int:
         """Tokens of one tile."""
-        return tile_tokens(self.device)
+        return tile_tokens(self.device, fused=self.fused)
 
     @property
     def row_bytes(self) -> int:

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lens.lenses import reduction
 from lens.lenses.best import Best, block_maxima
 from lens.lenses.chunks import CHUNK_ROWS, Source
 from lens.lenses.sums import NOT_FOUND
@@ -38,8 +37,7 @@ def guess_final_top(source: Source, *, max_rows: int = CHUNK_ROWS) -> Int[Tensor
         readout.unembedding, max_rows=max_rows, tile_tokens=source.tile_tokens, narrow=narrow
     )
     top_k = min(CANDIDATES if narrow else 1, side.d_vocab)
-    fused = source.device.type == "cpu" and reduction.has_numba()
-    best = _best_fused if fused else _best
+    best = _best_fused if source.fused else _best
     for begin in range(0, n_positions, max_rows):
         places = slice(begin, begin + max_rows)
         side.load(readout.prepare(source.final_states[None, places]))

@@ -90,6 +90,7 @@ def logit_lens(
             sets=(*sets, *padding),
             top_k=top_k,
             replay_inputs=_whole_row(checkpoint, inputs, index, ids, columns[index]),
+            once_cells=checkpoint.d_vocab * len(rows) * sum(map(len, columns)),
         )
         results.append(
             _predictions(

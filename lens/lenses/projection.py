@@ -77,6 +77,7 @@ def project(
     memory_budget_bytes: int | None = None,
     workers: int | None = None,
     mode: Literal["exact", "fast"] = "exact",
+    once_cells: int | None = None,
 ) -> Projection:
     """Read residual states through a readout, and reduce their distributions to a few numbers.
 
@@ -84,14 +85,15 @@ def project(
     `final_readout` (by default the same readout) makes of them. `input_ids` and `target_ids` are
     -1 where a position has none. `workers` threads (by default as many as torch uses) take chunks
     with one BLAS thread each; their number changes no bit. `mode="fast"` multiplies in bfloat16
-    and scores candidates again in float32: sums are then rough, to be marked so. Raises
+    and scores candidates again in float32: sums are then rough, to be marked so. `once_cells` is
+    how many logits a caller reads in all: few are not worth the start of the fused kernels. Raises
     SelectionError and ShapeError for ids, shapes and options that do not fit.
     """
     final_readout = readout if final_readout is None else final_readout
     _check(readout, final_readout, states, final_states, input_ids, target_ids, sets, top_k)
     if mode not in ("exact", "fast"):
         raise SelectionError(f"There is no mode {mode!r}; there are 'exact' and 'fast'.")
-    source = Source(readout, states, final_readout, final_states, replay_inputs)
+    source = Source(readout, states, final_readout, final_states, replay_inputs, once_cells)
     results = _allocate(states.shape[0], states.shape[1], top_k, len(sets))
     with torch.inference_mode():
         cells = plan(source, memory_budget_bytes=memory_budget_bytes)
@@ -212,7 +214,9 @@ class _Job:
         if self.mode == "fast":
             top_k = min(top_k + extra_candidates(top_k), self.source.d_vocab)
         thresholds = chunk.chosen(ids[:OWN].clamp(min=0))
-        reduction = reduction_for(top_k=top_k, ids=ids, thresholds=thresholds)
+        reduction = reduction_for(
+            fused=self.source.fused, top_k=top_k, ids=ids, thresholds=thresholds
+        )
         for first, lens, final in chunk.tiles():
             reduction.update(first, lens, final)
         return reduction.sums()

@@ -1,5 +1,8 @@
 """Tiles of logits -> running sums: fused on the CPU where numba is there, else in torch.
 
+To import numba and load its kernels costs about a second of a process, so that one short prompt is
+read in torch: see `fuses`.
+
 A tile holds the logits of about a thousand tokens for all rows [layer, pos] of a chunk, and those
 of the model's own final rows [pos], so that KL(final || lens) needs no stored distribution. Sums
 run in float64 across tiles. Both ways keep the sums of sums.py.
@@ -15,13 +18,27 @@ from torch import Tensor
 from lens.lenses.eager import TorchReduction
 from lens.lenses.sums import NOT_FOUND, Sums, empty_sums
 
+WORTH_STARTING = 2**25
+"""Logits from which the kernels save more than their start costs, as far as one call can."""
+
 
 def has_numba() -> bool:
     """Whether the fused path is there."""
     return importlib.util.find_spec("numba") is not None
 
 
-def tile_tokens(device: torch.device) -> int:
+def fuses(device: torch.device, *, once_cells: int | None = None) -> bool:
+    """Whether logits are reduced by the fused kernels.
+
+    `once_cells` is how many logits are read in all, where more are not expected: few are not worth
+    the start of numba. The choice depends on this number alone, not on what has run before, so
+    that a prompt gives the same bits every time.
+    """
+    few = once_cells is not None and once_cells < WORTH_STARTING
+    return device.type == "cpu" and not few and has_numba()
+
+
+def tile_tokens(device: torch.device, *, fused: bool) -> int:
     """How many tokens a tile should have, where the reduction runs on `device`.
 
     Fused, 512 rows of 1,024 are 2 MiB, near the cache of one core. In torch each tile costs some
@@ -29,7 +46,7 @@ def tile_tokens(device: torch.device) -> int:
     """
     if device.type != "cpu":
         return 8192
-    return 1024 if has_numba() else 4096
+    return 1024 if fused else 4096
 
 
 class FusedReduction:
@@ -92,9 +109,12 @@ class FusedReduction:
 
 
 def reduction_for(
-    *, top_k: int, ids: Int[Tensor, "3 pos"], thresholds: Float[Tensor, "2 layer pos"]
+    *,
+    fused: bool,
+    top_k: int,
+    ids: Int[Tensor, "3 pos"],
+    thresholds: Float[Tensor, "2 layer pos"],
 ) -> FusedReduction | TorchReduction:
-    """The fastest reduction for where the ids are."""
-    fused = ids.device.type == "cpu" and has_numba()
+    """The kernels, or torch."""
     kind = FusedReduction if fused else TorchReduction
     return kind(top_k=top_k, ids=ids, thresholds=thresholds)

@@ -15,7 +15,6 @@ from jaxtyping import Float
 
 from lens.checkpoint.readout import DirectReadout
 from lens.errors import ResultFileError, SelectionError
-from lens.lenses.affine import unembedding_hashes
 from lens.measuring.profile import LensProfile
 from lens.measuring.profile_file import written_whole
 
@@ -103,7 +102,7 @@ def known_of(
     interval = profile.interval("kl_bits")
     return KnownProfile(
         model_id=name,
-        unembedding_hash=unembedding_hashes(checkpoint)[0],
+        unembedding_hash=checkpoint.unembedding_hash,
         n_layers=profile.n_layers,
         d_model=source.reading.d_model,
         d_vocab=source.reading.d_vocab,
@@ -137,7 +136,7 @@ def known_profile(checkpoint: "Checkpoint") -> KnownProfile | None:
     alike = [p for p in shipped() if (p.n_layers, p.d_model, p.d_vocab) == sizes]
     if not alike:
         return None
-    own = unembedding_hashes(checkpoint)[0]
+    own = checkpoint.unembedding_hash
     return next((p for p in alike if p.unembedding_hash == own), None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lens.corpus import Corpus, read_corpus
 from lens.errors import PromptError, SelectionError
-from lens.lenses.affine import AffineLens, fitted_lens, unembedding_hashes
+from lens.lenses.affine import AffineLens, fitted_lens
 from lens.lenses.state_divergence import StateDivergence, StateRows
 from lens.measuring.state_batches import StateBatches, rows_of
 from lens.measuring.translator_fit import TranslatorFit
@@ -78,7 +78,7 @@ def tune(
         "seed": seed,
     }
     divergence = StateDivergence(model)
-    claim = {"model": model.model_hash, "unembedding": unembedding_hashes(model)[0]}
+    claim = {"model": model.model_hash, "unembedding": model.unembedding_hash}
     kept = TuningFolder(None if folder is None else Path(folder), claim | _of(texts) | options)
     if (finished := kept.finished()) is not None:
         return finished

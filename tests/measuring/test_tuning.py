@@ -25,7 +25,7 @@ from lens.errors import (
     SelectionError,
     UnsupportedArchitectureError,
 )
-from lens.lenses.affine import AffineLens, AffineSource, load_affine, unembedding_hashes
+from lens.lenses.affine import AffineLens, AffineSource, load_affine, published_hash
 from lens.lenses.state_divergence import StateDivergence, StateRows
 from lens.measuring.measure import measure
 from lens.measuring.ridge import fit_ridge
@@ -344,7 +344,7 @@ def test_the_published_format_loads_with_translator_i_after_i_blocks(tmp_path: P
         "num_hidden_layers": 3,
         "bias": True,
         "lens_type": "linear_tuned_lens",
-        "unembed_hash": unembedding_hashes(model)[1],
+        "unembed_hash": published_hash(model),
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     lens = load_affine(tmp_path)

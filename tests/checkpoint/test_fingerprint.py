@@ -1,0 +1,67 @@
+import hashlib
+
+import pytest
+import torch
+
+import lens
+from lens.checkpoint import fingerprint as module
+from lens.checkpoint.fingerprint import fingerprint, hashed
+
+
+@pytest.fixture
+def twin() -> lens.Checkpoint:
+    return lens.load("tied-twin")
+
+
+def test_every_byte_dtype_and_shape_counts() -> None:
+    one = torch.arange(6, dtype=torch.float32)
+    assert fingerprint([one]) == fingerprint([one.clone()])
+    others = [
+        one.reshape(2, 3),
+        one.to(torch.float64),
+        one.clone().index_fill_(0, one[5:].long(), 9.0),
+    ]
+    assert len({fingerprint([t]) for t in (one, *others)}) == 4
+    assert fingerprint([one, one]) != fingerprint([one])
+
+
+def test_parts_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", 8)
+    tensor = torch.arange(64)
+    raw = tensor.numpy().tobytes()
+    digests = b"".join(
+        hashlib.blake2b(raw[i : i + 8], digest_size=16).digest() for i in range(0, len(raw), 8)
+    )
+    assert hashed(tensor).digests == b"torch.int64(64,)" + digests
+
+
+def test_a_change_in_place_is_seen() -> None:
+    tensor = torch.ones(3)
+    found = hashed(tensor)
+    assert found.is_of(tensor)
+    assert not found.is_of(tensor.clone())
+    tensor.add_(1)
+    assert not found.is_of(tensor)
+    with torch.inference_mode():
+        fixed = torch.ones(3)
+    assert hashed(fixed).is_of(fixed)
+
+
+def test_a_matrix_is_hashed_once_and_again_when_it_changed(
+    twin: lens.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = fingerprint([twin.W_U])
+    assert twin.model_hash != own
+    asked: list[torch.Size] = []
+
+    def counted(tensor: torch.Tensor) -> module.HashedTensor:
+        asked.append(tensor.shape)
+        return hashed(tensor)
+
+    monkeypatch.setattr("lens.checkpoint.checkpoint.hashed", counted)
+    assert twin.unembedding_hash == own
+    assert asked == []
+    with torch.no_grad():
+        twin.W_U[0, 0] += 1
+    assert twin.unembedding_hash == fingerprint([twin.W_U]) != own
+    assert asked == [twin.W_U.shape]
