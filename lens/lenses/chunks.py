@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -137,16 +138,24 @@ def plan(source: Source, *, memory_budget_bytes: int | None) -> list[Cells]:
             )
     layers = min(n_layers, max(1, rows - 1)) if source.is_direct else 1
     most = max(1, rows // (layers + _extra_rows(source)))
-    # Equal chunks: a last one of a few rows would make a slow product.
-    positions = -(-n_positions // -(-n_positions // most))
     return [
-        Cells(
-            slice(lowest, min(lowest + layers, n_layers)),
-            slice(begin, min(begin + positions, n_positions)),
-        )
-        for begin in range(0, n_positions, positions)
+        Cells(slice(lowest, min(lowest + layers, n_layers)), positions)
+        for positions in _even_parts(n_positions, most)
         for lowest in range(0, n_layers, layers)
     ]
+
+
+def _even_parts(n_positions: int, most: int) -> list[slice]:
+    """Parts of at most so many positions, an even number of them and all about the same.
+
+    Of five parts one of two workers would take three; a part of a few rows makes a slow product.
+    """
+    count = -(-n_positions // most)
+    if count > 1:
+        count = min(n_positions, count + count % 2)
+    size, larger = divmod(n_positions, count)
+    bounds = list(accumulate([size + (i < larger) for i in range(count)], initial=0))
+    return [slice(begin, end) for begin, end in pairwise(bounds)]
 
 
 def _extra_rows(source: Source) -> int:

@@ -98,10 +98,12 @@ def project(
     with torch.inference_mode():
         cells = plan(source, memory_budget_bytes=memory_budget_bytes)
         n_workers = _n_workers(source, cells, workers, memory_budget_bytes)
-        with _one_blas_thread(source.device):
+        with _blas_threads(source.device, n_workers):
+            ids = _followed(source, input_ids, target_ids, cells)
+        with _blas_threads(source.device, 1):
             job = _Job(
                 source=source,
-                ids=_followed(source, input_ids, target_ids, cells),
+                ids=ids,
                 sets=tuple(torch.tensor(ids, device=source.device) for ids in sets),
                 top_k=top_k,
                 mode=mode,
@@ -248,12 +250,16 @@ def _n_workers(
 
 
 @contextmanager
-def _one_blas_thread(device: torch.device) -> Iterator[None]:
-    """One thread for each product on the CPU, as before afterwards: workers divide the chunks."""
+def _blas_threads(device: torch.device, count: int) -> Iterator[None]:
+    """So many threads for each product on the CPU, as before afterwards.
+
+    One while workers divide the chunks. The guess before them is one product, and may use as many
+    as there will be workers: a pass repeats what was guessed wrong, so it changes no bit.
+    """
     before = torch.get_num_threads()
     try:
         if device.type == "cpu":
-            torch.set_num_threads(1)
+            torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(before)

@@ -190,3 +190,19 @@ def test_a_wrong_guess_of_the_final_top_is_found_and_counted_again(states, monke
     top = exact_logits(readout, states[-1]).argmax(-1)
     assert (top != 0).any()
     assert np.array_equal(right.final_top_ids, top)
+
+
+@pytest.mark.parametrize("n_positions", [150, 128, 73, 11])
+@pytest.mark.parametrize("rows", [33, 14, 9])
+def test_two_workers_get_as_many_chunks(n_positions, rows, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", rows)
+    readout, states = make_readout(), make_states(n_positions=n_positions)
+    source = chunks.Source(readout, states, readout, states[-1])
+    cells = chunks.plan(source, memory_budget_bytes=None)
+    sizes = [each.positions.stop - each.positions.start for each in cells]
+    assert sum(sizes) == n_positions
+    assert len(cells) % 2 == 0 or set(sizes) == {1}
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert len(cells) > 1
+    assert max(sizes) * states.shape[0] <= rows
