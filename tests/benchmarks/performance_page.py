@@ -21,6 +21,7 @@ def write_page(samples: Samples) -> None:
     parts = [
         _introduction(samples),
         _times(samples),
+        _parts(samples),
         _wall(samples),
         _memory(samples),
         _growth(samples),
@@ -78,6 +79,33 @@ gives no KL; its two calls give top-k and targets, its one call top-k only. A da
 measured, or failed."""
 
 
+def _parts(samples: Samples) -> str:
+    taken = [s for s in samples if s["kind"] == "parts" and s["value"] is not None]
+    if not taken:
+        return ""
+    names = list(taken[-1]["parts"])
+    lines = [
+        "| model, tokens | floor: forward | floor: product | " + " | ".join(names) + " | sum |",
+        "|---|--:|--:|" + "--:|" * (len(names) + 1),
+    ]
+    for sample in {(s["model"], s["shape"]): s for s in taken}.values():
+        floor = sample["forward"] + sample["product"]
+        cells = [sample["forward"], sample["product"], *sample["parts"].values()]
+        shown = " | ".join(f"{seconds / floor:.3f}" for seconds in cells)
+        lines.append(
+            f"| {NAMES[sample['model']]}, {sample['shape']} | {shown} | {sample['value']:.2f} |"
+        )
+    table = "\n".join(lines)
+    return f"""## Where the time goes, as a share of the floor
+
+One reading of each, its parts timed from within; each without what it calls of the others. What
+stands above the floor is the reduction of each tile (a read of logits that the product has just
+written), the guess of the model's own first token (one more row of product for each position,
+which is 1 / (layers + 1) of the whole), and little else.
+
+{table}"""
+
+
 def _wall(samples: Samples) -> str:
     if not any(sample["kind"] == "wall" for sample in samples):
         return ""
@@ -133,8 +161,8 @@ def _startup(samples: Samples) -> str:
 
 A whole `lens run MODEL TEXT` for one short prompt, caches warm, beside a script that imports torch
 and transformers and loads the same model and tokenizer. The difference holds the proof of the
-readout by forwards of the model, the hashes of its weights, numba's start and the lens itself; all
-but the last grow with the model or are paid once a process.
+readout by forwards of the model, the hashes of its weights, the command line's own imports and the
+lens itself. numba is not started for one short prompt.
 
 | model | transformers alone | `lens run` | difference |
 |---|--:|--:|--:|

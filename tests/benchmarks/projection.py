@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 SAMPLES = HERE / "projection.json"
 ROUNDS = 5
 GATE = {"lens": 1.30, "lens, torch alone": 1.60}
-KINDS = ("time", "memory", "growth", "wall", "startup")
+KINDS = ("time", "memory", "growth", "wall", "parts", "startup")
 FIRST_PASS = "lens.measure, first pass"
 SAMPLES_OF = {"lens": ROUNDS, "lens, torch alone": 3, FIRST_PASS: 3}
 OWN = ("lens",)
@@ -99,6 +99,8 @@ def _cells(arguments: argparse.Namespace, samples: list[dict[str, Any]]) -> list
                     cells.append({"kind": "memory", "model": model, "shape": shape, "who": name})
             if "wall" in kinds:
                 cells.append({"kind": "wall", "model": model, "shape": shape, "who": "lens"})
+            if "parts" in kinds and shape in ("128", "512"):
+                cells.append({"kind": "parts", "model": model, "shape": shape, "who": "lens"})
     if "growth" in kinds:
         cells += [{"kind": "growth", "model": "random", "shape": "128", "who": "lens"}]
     if "startup" in kinds:
@@ -162,6 +164,8 @@ def _child(cell: dict[str, Any]) -> list[dict[str, Any]]:
     floor, job = jobs.Floor(checkpoint, ids), jobs.JOBS[cell["who"]](checkpoint, ids)
     clock = time.perf_counter if cell["kind"] == "wall" else time.process_time
     job()  # compiles, fills caches
+    if cell["kind"] == "parts":
+        return [stamp | _parts(floor, job)]
     found = []
     for _ in range(cell.get("rounds", 3)):
         marks = [clock()]
@@ -181,6 +185,20 @@ def _child(cell: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _parts(floor: Any, job: Any) -> dict[str, Any]:
+    """Parts of one reading, beside the two of the floor; `value` is their sum over the floor."""
+    import parts
+
+    marks = [time.process_time()]
+    for work in (floor.forward, floor.product):
+        work()
+        marks.append(time.process_time())
+    forward, product = (b - a for a, b in itertools.pairwise(marks))
+    seconds = parts.timed(job)
+    value = sum(seconds.values()) / (forward + product)
+    return {"value": value, "parts": seconds, "forward": forward, "product": product}
 
 
 def _machine() -> dict[str, str]:
