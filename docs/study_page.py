@@ -6,11 +6,11 @@ its cells empty.
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_tables import LAST_COLUMNS, depths, dose, dose_figure, scale, taken_apart
 
 from lens.errors import SelectionError
 from lens.measuring.statistics import holm
@@ -26,20 +26,6 @@ BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 CORE = ("tied", "untied-copy", "untied-own")
 PICTURE = "![KL, reading loss and what is not there yet by layer, for each arm](study.png)"
 SHOWN = ("reading loss G", "not there yet R", "KL", "usefulness X", "self-copy rate")
-DOSE_PICTURE = "![Reading loss, KL and loss by the share of the other gradient](study_dose.png)"
-DOSED = {
-    0.0: "untied-copy",
-    0.25: "mixed-0.25-0.25",
-    0.5: "mixed-0.5-0.5",
-    0.75: "mixed-0.75-0.75",
-    1.0: "tied",
-}
-SCALED = {
-    "mean dG": "d mean G",
-    "mean dR": "d mean R",
-    "held-out loss": "d held-out loss",
-    "copy term": "d copy term, l = 0",
-}
 HYPOTHESES = (
     ("1. Constraint, mean dG", "untied-copy", "tied", "mean dG"),
     ("2. Initialisation, mean dG", "untied-own", "untied-copy", "mean dG"),
@@ -47,18 +33,6 @@ HYPOTHESES = (
     ("4. Constraint, mean dR", "untied-copy", "tied", "mean dR"),
     ("5. Constraint, held-out loss", "untied-copy", "tied", "held-out loss"),
 )
-
-
-LAST_COLUMNS: tuple[Callable[[dict[str, Any]], float], ...] = (
-    lambda row: row["branches"][-1]["loss_bits"],
-    lambda row: row["branches"][-1]["kl"][0],
-    lambda row: float(np.mean(row["branches"][-1]["reading_loss"][1:-1])),
-    lambda row: float(np.mean(row["branches"][-1]["not_there_yet"][1:-1])),
-    lambda row: row["branches"][-1]["copy_rate"][0],
-    lambda row: row["branches"][-1]["copy_rate"][1],
-    lambda row: row["branches"][-1]["geometry"]["row cosine"][0],
-)
-"""Columns of the table of further arms and of doses, from a run's row."""
 
 
 def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
@@ -72,7 +46,8 @@ def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
     ]
     for name, (arm, less) in CONTRASTS.items():
         parts += [contrast(rows, name, arm, less), equal_loss(rows, name, arm, less)]
-    parts += [further(rows), dose(rows), scale(rows), beside(rows), matrices(), training(rows)]
+    parts += [further(rows), dose(rows), scale(rows), taken_apart(ROWS), depths(ROWS), beside(rows)]
+    parts += [matrices(), training(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -214,16 +189,7 @@ def layers(rows: list[dict[str, Any]]) -> str:
 
 
 def contrast(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
-    found = {
-        quantity: attempt(rows, arm, less, quantity)
-        for quantity in (
-            "reading loss G",
-            "not there yet R",
-            "KL",
-            "usefulness X",
-            "self-copy rate",
-        )
-    }
+    found = {quantity: attempt(rows, arm, less, quantity) for quantity in SHOWN}
     if found["KL"] is None:
         return ""
     n = len(found["KL"].mean)
@@ -256,7 +222,21 @@ def equal_loss(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> st
         "| mean dG | " + " | ".join(f"{v:+.3f}" for v in found.mean(axis=(0, 2))) + " |",
         "| mean dR | " + " | ".join(f"{v:+.3f}" for v in kls.mean(axis=(0, 2))) + " |",
     ]
+    of_arm = {
+        each: {r["seed"]: r for r in rows if r["arm"]["name"] == each} for each in (less, arm)
+    }
+    seeds = set(of_arm[arm]) & set(of_arm[less])
+    for each, runs in of_arm.items():
+        tokens = np.mean([tokens_to(runs[seed], points) for seed in seeds], axis=0)
+        lines.append(f"| tokens, {each} | " + " | ".join(f"{t:,.0f}" for t in tokens) + " |")
     return "\n".join(lines)
+
+
+def tokens_to(row: dict[str, Any], bits: np.ndarray) -> np.ndarray:
+    """Tokens of training to each held-out loss, between branches linear in the loss."""
+    points = sorted((b["loss_bits"], b["tokens"]) for b in row["branches"])
+    losses, tokens = zip(*points, strict=True)
+    return np.interp(bits, losses, tokens)
 
 
 def further(rows: list[dict[str, Any]]) -> str:
@@ -284,98 +264,6 @@ def further(rows: list[dict[str, Any]]) -> str:
         cells = " | ".join(f"{np.mean([of(r) for r in kept]):.3f}" for of in LAST_COLUMNS)
         lines.append(f"| {name} | {len(kept)} | {cells} |")
     return "\n".join(lines)
-
-
-def doses(rows: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
-    """The rows of each k in g_E = g_in + k g_out, g_U = g_out + k g_in, for seeds that have all."""
-    of_dose = {k: [r for r in rows if r["arm"]["name"] == name] for k, name in DOSED.items()}
-    found = {k: of_arm for k, of_arm in of_dose.items() if of_arm}
-    if len(found) < 3:
-        return {}
-    seeds = set.intersection(*({r["seed"] for r in of_arm} for of_arm in found.values()))
-    return (
-        {k: [r for r in of_arm if r["seed"] in seeds] for k, of_arm in found.items()}
-        if seeds
-        else {}
-    )
-
-
-def dose(rows: list[dict[str, Any]]) -> str:
-    """Loss, G, R and copying by the share k of the other path's gradient."""
-    found = doses(rows)
-    if not found:
-        return ""
-    n = len(next(iter(found.values())))
-    lines = [
-        "### The dose: how much of the other gradient each matrix gets",
-        "",
-        DOSE_PICTURE,
-        "",
-        "Two copied matrices, g_E = g_in + k g_out and g_U = g_out + k g_in: k = 0 is untied-copy, "
-        f"k = 1 the tied run, bit for bit. Seeds: {n}.",
-        "",
-        "| k | held-out bits | KL, l = 0 | mean G | mean R | self-copy, l = 0 | l = 1 "
-        "| row cosine E, U |",
-        "|--:|" + "--:|" * 7,
-    ]
-    for k, of_arm in found.items():
-        cells = " | ".join(f"{np.mean([of(r) for r in of_arm]):.3f}" for of in LAST_COLUMNS)
-        lines.append(f"| {k:g} | {cells} |")
-    return "\n".join(lines)
-
-
-def scale(rows: list[dict[str, Any]]) -> str:
-    """What untying does with sqrt(d) at the lookup, less what it does without: Granite's class."""
-    quantities = ("mean dG", "mean dR", "held-out loss", "copy term")
-    names = [f"{family}-{start}" for family in ("granite", "scaled") for start in CORE[:2]]
-    seeds = set.intersection(
-        *({r["seed"] for r in rows if r["arm"]["name"] == name} for name in names)
-    )
-    if not seeds:
-        return ""
-    kept = [r for r in rows if r["seed"] in seeds]
-    lines = [
-        "### Tie and scale",
-        "",
-        "Granite's class, with sqrt(d) at the lookup and first values divided by it (scaled), and "
-        "without (granite): untied-copy less tied in each, and the difference of the two, which "
-        f"says what of the effect hangs on the scale. Seeds: {len(seeds)}.",
-        "",
-        "| untied-copy less tied | without the scale | with it | interaction |",
-        "|---|--:|--:|--:|",
-    ]
-    for quantity in quantities:
-        plain, scaled = (
-            effect(kept, f"{family}-untied-copy", f"{family}-tied", quantity)
-            for family in ("granite", "scaled")
-        )
-        a, b = float(plain.mean[0]), float(scaled.mean[0])
-        lines.append(f"| {SCALED[quantity]} | {a:+.3f} | {b:+.3f} | {b - a:+.3f} |")
-    return "\n".join(lines)
-
-
-def dose_figure(rows: list[dict[str, Any]]) -> None:
-    """G, KL at the embedding and loss against the dose, written beside the page."""
-    from lens.show.responses import Response, response_lines
-
-    found = doses(rows)
-    if not found:
-        return
-    panels = {}
-    for heading, of in (
-        ("mean G, bits", LAST_COLUMNS[2]),
-        ("KL at l = 0, bits", LAST_COLUMNS[1]),
-        ("held-out bits a token", LAST_COLUMNS[0]),
-    ):
-        values = np.array([[of(row) for row in of_arm] for of_arm in found.values()]).T
-        panels[heading] = {"both gradients": Response(dose=np.array(list(found)), values=values)}
-    response_lines(
-        panels,
-        dose="k",
-        title="Between untied (k = 0) and tied (k = 1)",
-        subtitle="two copied matrices, each with its own gradient and k times the other's; "
-        "dots are seeds",
-    ).write_image(HERE / "study_dose.png", scale=2)
 
 
 def beside(rows: list[dict[str, Any]]) -> str:
@@ -521,7 +409,7 @@ def main() -> None:
     rows = read_rows(ROWS)
     PAGE.write_text(filled(PAGE.read_text("utf-8"), rows), encoding="utf-8")
     figure(rows)
-    dose_figure(rows)
+    dose_figure(rows, HERE)
 
 
 if __name__ == "__main__":

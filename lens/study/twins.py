@@ -9,6 +9,7 @@ from typing import Any
 from lens.errors import SelectionError
 from lens.study.arms import ARMS, CORE, arm_of
 from lens.study.drift import write_matrices
+from lens.study.gap import GAP_ARMS, GAP_SEEDS, write_gap
 from lens.study.held_out import ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
@@ -88,6 +89,8 @@ def reproduce_study(
         row = measure_run(place, texts, progress=progress, **options)
         written.append(write_row(row, results))
         write_matrices(folder, results, seed)
+        if arm in GAP_ARMS and seed < GAP_SEEDS:
+            write_gap(place, results, texts)
         if not keep:
             _remove_early(place)
     return written

@@ -1,7 +1,10 @@
 import copy
+import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -29,6 +32,8 @@ def real() -> ModuleType:
 
 
 def loaded(name: str) -> ModuleType:
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.append(str(ROOT / "docs"))  # the scripts import one another
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -72,3 +77,33 @@ def test_another_point_of_a_real_model_makes_another_page(real: ModuleType) -> N
     next(iter(first["arms"].values()))["points"][-1]["moved"] = {"W": 0.5}
     assert real.filled(page, rows) != page
     assert real.filled(page, {}) != page
+
+
+def made(arm: str, seed: int, value: float) -> dict[str, Any]:
+    """A row whose numbers are all this value, but for what no table reads."""
+    layers = [value] * 3
+    branch = {"kl": layers, "reading_loss": layers, "not_there_yet": layers, "copy_rate": layers}
+    branch |= {"loss_bits": value, "copy_bits": layers, "geometry": {"row cosine": [value]}}
+    same = {"texts": "t", "options": {}, "recipe": {}}
+    return same | {"arm": {"name": arm}, "seed": seed, "branches": [branch]}
+
+
+def test_a_dose_is_told_for_seeds_that_have_every_one(script: ModuleType) -> None:
+    tables = importlib.import_module("study_tables")
+    rows = [made(name, seed, 10 * k) for k, name in tables.DOSED.items() for seed in (0, 1)]
+    lines = tables.dose(rows).splitlines()
+    assert [line.split(" | ")[1] for line in lines[-5:]] == [
+        "0.000", "2.500", "5.000", "7.500", "10.000"
+    ]  # fmt: skip
+    assert "Seeds: 2." in tables.dose(rows)
+    assert "Seeds: 1." in tables.dose(rows[:-1])
+    assert tables.dose([r for r in rows if not r["arm"]["name"].startswith("mixed")]) == ""
+
+
+def test_the_interaction_is_the_difference_of_two_effects(script: ModuleType) -> None:
+    tables = importlib.import_module("study_tables")
+    values = {"granite-tied": 5.0, "granite-untied-copy": 3.0}
+    values |= {"scaled-tied": 9.0, "scaled-untied-copy": 2.0}
+    rows = [made(name, 0, value) for name, value in values.items()]
+    assert "| d mean G | -2.000 | -7.000 | -5.000 |" in tables.scale(rows)
+    assert tables.scale(rows[:-1]) == ""

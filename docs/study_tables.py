@@ -1,0 +1,196 @@
+"""Tables of docs/study.md beside those of the core arms: dose, scale, gap, depth."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lens.measuring.depth import ENTROPY_EDGES
+from lens.study.effects import effect
+from lens.study.gap import GAP_ARMS, depth_by_entropy, read_gaps
+
+ORDER = "readout first"
+DOSE_PICTURE = "![Reading loss, KL and loss by the share of the other gradient](study_dose.png)"
+DOSED = {
+    0.0: "untied-copy",
+    0.25: "mixed-0.25-0.25",
+    0.5: "mixed-0.5-0.5",
+    0.75: "mixed-0.75-0.75",
+    1.0: "tied",
+}
+SCALED = {
+    "mean dG": "d mean G",
+    "mean dR": "d mean R",
+    "held-out loss": "d held-out loss",
+    "copy term": "d copy term, l = 0",
+}
+LAST_COLUMNS: tuple[Callable[[dict[str, Any]], float], ...] = (
+    lambda row: row["branches"][-1]["loss_bits"],
+    lambda row: row["branches"][-1]["kl"][0],
+    lambda row: float(np.mean(row["branches"][-1]["reading_loss"][1:-1])),
+    lambda row: float(np.mean(row["branches"][-1]["not_there_yet"][1:-1])),
+    lambda row: row["branches"][-1]["copy_rate"][0],
+    lambda row: row["branches"][-1]["copy_rate"][1],
+    lambda row: row["branches"][-1]["geometry"]["row cosine"][0],
+)
+"""Columns of the table of further arms and of doses, from a run's row."""
+
+
+def doses(rows: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
+    """The rows of each k in g_E = g_in + k g_out, g_U = g_out + k g_in, for seeds that have all."""
+    of_dose = {k: [r for r in rows if r["arm"]["name"] == name] for k, name in DOSED.items()}
+    found = {k: of_arm for k, of_arm in of_dose.items() if of_arm}
+    if len(found) < 3:
+        return {}
+    seeds = set.intersection(*({r["seed"] for r in of_arm} for of_arm in found.values()))
+    return (
+        {k: [r for r in of_arm if r["seed"] in seeds] for k, of_arm in found.items()}
+        if seeds
+        else {}
+    )
+
+
+def dose(rows: list[dict[str, Any]]) -> str:
+    """Loss, G, R and copying by the share k of the other path's gradient."""
+    found = doses(rows)
+    if not found:
+        return ""
+    n = len(next(iter(found.values())))
+    lines = [
+        "### The dose: how much of the other gradient each matrix gets",
+        "",
+        DOSE_PICTURE,
+        "",
+        "Two copied matrices, g_E = g_in + k g_out and g_U = g_out + k g_in: k = 0 is untied-copy, "
+        f"k = 1 the tied run, bit for bit. Seeds: {n}.",
+        "",
+        "| k | held-out bits | KL, l = 0 | mean G | mean R | self-copy, l = 0 | l = 1 "
+        "| row cosine E, U |",
+        "|--:|" + "--:|" * 7,
+    ]
+    for k, of_arm in found.items():
+        cells = " | ".join(f"{np.mean([of(r) for r in of_arm]):.3f}" for of in LAST_COLUMNS)
+        lines.append(f"| {k:g} | {cells} |")
+    return "\n".join(lines)
+
+
+def scale(rows: list[dict[str, Any]]) -> str:
+    """What untying does with sqrt(d) at the lookup, less what it does without: Granite's class."""
+    quantities = ("mean dG", "mean dR", "held-out loss", "copy term")
+    names = [f"{family}-{start}" for family in ("granite", "scaled") for start in GAP_ARMS]
+    seeds = set.intersection(
+        *({r["seed"] for r in rows if r["arm"]["name"] == name} for name in names)
+    )
+    if not seeds:
+        return ""
+    kept = [r for r in rows if r["seed"] in seeds]
+    lines = [
+        "### Tie and scale",
+        "",
+        "Granite's class, with sqrt(d) at the lookup and first values divided by it (scaled), and "
+        "without (granite): untied-copy less tied in each, and the difference of the two, which "
+        f"says what of the effect hangs on the scale. Seeds: {len(seeds)}.",
+        "",
+        "| untied-copy less tied | without the scale | with it | interaction |",
+        "|---|--:|--:|--:|",
+    ]
+    for quantity in quantities:
+        plain, scaled = (
+            effect(kept, f"{family}-untied-copy", f"{family}-tied", quantity)
+            for family in ("granite", "scaled")
+        )
+        a, b = float(plain.mean[0]), float(scaled.mean[0])
+        lines.append(f"| {SCALED[quantity]} | {a:+.3f} | {b:+.3f} | {b - a:+.3f} |")
+    return "\n".join(lines)
+
+
+def dose_figure(rows: list[dict[str, Any]], folder: Path) -> None:
+    """G, KL at the embedding and loss against the dose, written beside the page."""
+    from lens.show.responses import Response, response_lines
+
+    found = doses(rows)
+    if not found:
+        return
+    panels = {}
+    for heading, of in (
+        ("mean G, bits", LAST_COLUMNS[2]),
+        ("KL at l = 0, bits", LAST_COLUMNS[1]),
+        ("held-out bits a token", LAST_COLUMNS[0]),
+    ):
+        values = np.array([[of(row) for row in of_arm] for of_arm in found.values()]).T
+        panels[heading] = {"both gradients": Response(dose=np.array(list(found)), values=values)}
+    response_lines(
+        panels,
+        dose="k",
+        title="Between untied (k = 0) and tied (k = 1)",
+        subtitle="two copied matrices, each with its own gradient and k times the other's; "
+        "dots are seeds",
+    ).write_image(folder / "study_dose.png", scale=2)
+
+
+def taken_apart(folder: Path) -> str:
+    """What closes the gap of the logit lens, term by term, for the arms that were taken apart."""
+    rows = read_gaps(folder)
+    if not rows:
+        return ""
+    first = rows[0]
+    terms = first["orders"][ORDER]["terms"]
+    lines = [
+        "### What closes the gap",
+        "",
+        "KL(final ‖ logit lens), and by how much it falls as each term is freed in turn, fitted by "
+        "KL on other documents: temperature, a bias over the vocabulary (frequency), a shift of "
+        "the state, a diagonal map, a rotated one, any. Means over seeds "
+        f"({', '.join(f'{arm} {len(of_arm(rows, arm))}' for arm in GAP_ARMS)}), "
+        f"{first['positions']:,} positions each, fitted on {first['fit_positions']:,}.",
+        "",
+        "| arm | layer | KL | " + " | ".join(terms) + " | what is left | temperature alone |",
+        "|---|--:|--:|" + "--:|" * (len(terms) + 2),
+    ]
+    for arm in GAP_ARMS:
+        found = [row["orders"][ORDER] for row in of_arm(rows, arm)]
+        if not found:
+            continue
+        kl = np.mean([f["kl"] for f in found], axis=0)
+        alone = np.exp(np.mean(np.log([[t[1] for t in f["temperature"]] for f in found]), axis=0))
+        for place, layer in enumerate(first["layers"]):
+            cells = [kl[place, 0], *np.diff(kl[place]), kl[place, -1]]
+            shown = [f"{cells[0]:.3f}", *(f"{v:+.3f}" for v in cells[1:-1]), f"{cells[-1]:.3f}"]
+            shown.append(f"{alone[place]:.2f}" if alone[place] < 100 else "over 100")
+            lines.append(f"| {arm} | {layer} | {' | '.join(shown)} |")
+    return "\n".join(
+        [*lines, "", "Drops depend on the order; the files hold the other one (map first) too."]
+    )
+
+
+def depths(folder: Path) -> str:
+    """How early the first choice is settled, among predictions that are as sure."""
+    rows = read_gaps(folder)
+    if not rows:
+        return ""
+    edges = [f"{e:g}" for e in ENTROPY_EDGES]
+    bins = [f"under {edges[0]}", *(f"{a} to {b}" for a, b in pairwise(edges))]
+    bins.append(f"over {edges[-1]}")
+    lines = [
+        "### How early the first choice is settled, by the model's own entropy",
+        "",
+        "The mean layer from which the lens' first choice is the model's own and stays so, over "
+        "the number of layers; in brackets the share of positions with that entropy. Means over "
+        "seeds.",
+        "",
+        "| arm | " + " | ".join(f"{name} bits" for name in bins) + " |",
+        "|---|" + "--:|" * len(bins),
+    ]
+    for arm in GAP_ARMS:
+        found = [depth_by_entropy(row) for row in of_arm(rows, arm)]
+        if found:
+            mean, share = (np.mean(part, axis=0) for part in zip(*found, strict=True))
+            cells = (f"{m:.3f} ({s:.2f})" for m, s in zip(mean, share, strict=True))
+            lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def of_arm(rows: list[dict[str, Any]], arm: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["arm"] == arm]
