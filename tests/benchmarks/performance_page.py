@@ -39,7 +39,7 @@ def _introduction(samples: Samples) -> str:
         f"{m['cpu']}, {m['cores']} cores, Python {m['python']}, torch {m['torch']}, "
         f"numba {m['numba']}, transformers {m['transformers']}, "
         f"transformer-lens {m['transformer-lens']}"
-        for m in map(dict, machines)
+        for m in map(dict, sorted(machines))
     )
     dates = sorted({sample["date"] for sample in samples if "date" in sample})
     loads = sorted(sample["load"] for sample in samples if "load" in sample)
@@ -103,8 +103,8 @@ stands above the floor is the reduction of each tile (a read of logits that the 
 written), the guess of the model's own first token (one more row of product for each position,
 which is 1 / (layers + 1) of the whole), and little else: {_above(taken)} of the floor together.
 The product is the same call in the floor and in the reading, and yet differs by up to
-{_wander(taken)} of the floor from one to the other: ratios between 1.06 and 1.15 hold as much of
-that as of anything that a lens does.
+{_wander(taken)} of the floor from one to the other, so that a ratio of one sample is uncertain by
+about as much.
 
 {table}"""
 
