@@ -98,7 +98,7 @@ def project(
     with torch.inference_mode():
         cells = plan(source, memory_budget_bytes=memory_budget_bytes)
         n_workers = _n_workers(source, cells, workers, memory_budget_bytes)
-        with _blas_threads(source.device, n_workers):
+        with _blas_threads(source.device, n_workers if mode == "exact" else 1):
             ids = _followed(source, input_ids, target_ids, cells)
         with _blas_threads(source.device, 1):
             job = _Job(
@@ -254,7 +254,7 @@ def _blas_threads(device: torch.device, count: int) -> Iterator[None]:
     """So many threads for each product on the CPU, as before afterwards.
 
     One while workers divide the chunks. The guess before them is one product, and may use as many
-    as there will be workers: a pass repeats what was guessed wrong, so it changes no bit.
+    as there will be workers: an exact pass repeats what was guessed wrong, so no bit changes.
     """
     before = torch.get_num_threads()
     try:
