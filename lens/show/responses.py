@@ -72,9 +72,10 @@ def response_lines(
                 col=column,
             )
             shown.add(name)
-        scale = "log" if logarithmic else "linear"
+        # Ticks at 1, 2 and 5 of each decade.
+        scale = {"type": "log", "dtick": "D2"} if logarithmic else {"type": "linear"}
         grid = {"showgrid": True, "gridcolor": GRID_COLOUR, "zerolinecolor": FAINT}
-        figure.update_xaxes(title_text=dose, type=scale, row=1, col=column, **grid)
+        figure.update_xaxes(title_text=dose, row=1, col=column, **scale, **grid)
         figure.update_yaxes(title_text=heading, row=1, col=column, **grid)
     figure.update_layout(template=go.layout.Template(), width=420 * len(panels) + 60, height=420)
     return titled(figure, title, subtitle)
