@@ -160,7 +160,7 @@ def finding(rows: Rows) -> str:
         found = slopes(sweep_effects(rows, "held-out loss"))
     except SelectionError:
         return "Untied less tied, by the share of the matrix"
-    return f"Each doubling of V d / N moves the untied less the tied loss by {found.slope[0]:+.3f} bits"
+    return f"Each doubling of V d / N moves d loss (untied less tied) by {found.slope[0]:+.3f} bits"
 
 
 def filled(page: str, rows: Rows) -> str:
