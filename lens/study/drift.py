@@ -19,7 +19,7 @@ from lens import linear
 from lens.errors import ResultFileError
 from lens.study.arms import arm_of
 from lens.study.building import build, matrices
-from lens.study.recipe import Recipe
+from lens.study.recipe import recipe_of
 from lens.study.run import RUN, branch_folder, is_finished, replace_file
 
 FORMAT = "lens-study-matrices-1"
@@ -73,7 +73,7 @@ class Trained:
         if not is_finished(place):
             raise ResultFileError(f"{place} holds no finished run. Train it to its end first.")
         run = json.loads((place / RUN).read_text("utf-8"))
-        recipe = Recipe(**run["recipe"] | {"branch_at": tuple(run["recipe"]["branch_at"])})
+        recipe = recipe_of(run)
         began = build(arm_of(run["arm"]["name"]), recipe, run["seed"])
         ended = AutoModelForCausalLM.from_pretrained(
             branch_folder(place, recipe.branch_at[-1]), local_files_only=True

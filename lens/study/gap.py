@@ -16,9 +16,9 @@ from lens.measuring.correction import ORDERS
 from lens.measuring.decompose import decompose
 from lens.measuring.depth import KINDS
 from lens.measuring.measure import measure
-from lens.study.measured import numbers, rounded
-from lens.study.recipe import Recipe
-from lens.study.run import RUN, branch_folder, is_finished, replace_file
+from lens.study.measured import finished_run, numbers, rounded
+from lens.study.recipe import recipe_of
+from lens.study.run import branch_folder, replace_file
 from lens.study.texts import StudyTexts
 
 FORMAT = "lens-study-gap-1"
@@ -37,14 +37,8 @@ def measure_gap(
     belongs to other texts.
     """
     place = Path(folder)
-    if not is_finished(place):
-        raise ResultFileError(f"{place} holds no finished run. Train it to its end first.")
-    run = json.loads((place / RUN).read_text("utf-8"))
-    if run["texts"] != texts.hash:
-        raise ResultFileError(
-            f"{place} was trained on other texts ({run['texts']}) than these ({texts.hash})."
-        )
-    recipe = Recipe(**run["recipe"] | {"branch_at": tuple(run["recipe"]["branch_at"])})
+    run = finished_run(place, texts)
+    recipe = recipe_of(run)
     model = load(branch_folder(place, recipe.branch_at[-1]))
     held_out = texts.held_out.take(GAP_DOCUMENTS)
     apart = decompose(

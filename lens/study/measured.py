@@ -17,7 +17,7 @@ from lens.measuring.gradients import gradients
 from lens.measuring.measure import measure
 from lens.measuring.profile import LensProfile
 from lens.study.held_out import held_out_loss_bits
-from lens.study.recipe import Recipe
+from lens.study.recipe import Recipe, recipe_of
 from lens.study.run import LOG, RUN, branch_folder, is_finished, replace_file
 from lens.study.texts import StudyTexts
 from lens.study.translators import best_affine
@@ -54,8 +54,8 @@ def measure_run(
     Raises ResultFileError where the run is not finished, or belongs to other texts.
     """
     place = Path(folder)
-    run = _run_of(place, texts)
-    recipe = Recipe(**run["recipe"] | {"branch_at": tuple(run["recipe"]["branch_at"])})
+    run = finished_run(place, texts)
+    recipe = recipe_of(run)
     fit = texts.train.in_runs()
     options = {
         "tuning_steps": tuning_steps,
@@ -258,7 +258,8 @@ def rounded(value: Any) -> Any:
     return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _run_of(place: Path, texts: StudyTexts) -> dict[str, Any]:
+def finished_run(place: Path, texts: StudyTexts) -> dict[str, Any]:
+    """What a folder's run is. Raises ResultFileError: it is not finished, or of other texts."""
     if not is_finished(place):
         raise ResultFileError(f"{place} holds no finished run. Train it to its end first.")
     run = json.loads((place / RUN).read_text("utf-8"))

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from lens.errors import SelectionError
 
@@ -104,3 +105,9 @@ class Recipe:
         """16 hex digits over all of it."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.blake2b(text.encode("ascii"), digest_size=8).hexdigest()
+
+
+def recipe_of(run: Mapping[str, Any]) -> Recipe:
+    """The recipe in a run's file."""
+    fields = run["recipe"]
+    return Recipe(**fields | {"branch_at": tuple(fields["branch_at"])})

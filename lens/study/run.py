@@ -98,6 +98,23 @@ def train(
     return place
 
 
+def told(
+    progress: Callable[[str], None] | None, *, of: str = ""
+) -> Callable[[Progress], None] | None:
+    """Every hundredth step as a line of text, `of` before it; None where nobody listens."""
+    if progress is None:
+        return None
+
+    def report(p: Progress) -> None:
+        if p.done % 100 == 0 or p.done == p.total:
+            progress(
+                f"{of}{p.arm}, seed {p.seed}: step {p.done:,} of {p.total:,}, "
+                f"{p.loss_bits:.3f} bits a token, {p.seconds:,.0f} s"
+            )
+
+    return report
+
+
 def branch_folder(folder: str | Path, at: int) -> Path:
     """Where the checkpoint lies that decayed off the trunk after `at` steps."""
     return Path(folder) / f"branch-{at:05}"

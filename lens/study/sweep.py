@@ -14,7 +14,7 @@ from lens.study.arms import arm_of
 from lens.study.effects import Effect, effect, student_t
 from lens.study.measured import measure_run, read_rows, write_row
 from lens.study.recipe import Recipe
-from lens.study.run import Progress, train
+from lens.study.run import told, train
 from lens.study.texts import StudyTexts, study_texts
 from lens.study.twins import GATE, write_gate
 
@@ -117,8 +117,8 @@ def reproduce_sweep(
                 if not (place.parent / GATE).is_file():
                     write_gate(of_cell, base, place.parent)
                 run = folder_of(folder, cell) / name
-                told = None if progress is None else _told(cell, progress)
-                train(arm_of(arm), seed, of_cell, cell.recipe(base), run, progress=told)
+                report = told(progress, of=f"{cell.name}, ")
+                train(arm_of(arm), seed, of_cell, cell.recipe(base), run, progress=report)
                 options: dict[str, Any] = {**MEASURING, **(measuring or {})}
                 written.append(write_row(measure_run(run, of_cell, **options), place))
                 if progress is not None:
@@ -217,14 +217,3 @@ def _cell_of(name: str) -> Cell:
     if name not in CELLS:
         raise SelectionError(f"The sweep has no cell {name!r}; there are {', '.join(CELLS)}.")
     return CELLS[name]
-
-
-def _told(cell: Cell, progress: Callable[[str], None]) -> Callable[[Progress], None]:
-    def report(p: Progress) -> None:
-        if p.done % 100 == 0 or p.done == p.total:
-            progress(
-                f"{cell.name}, {p.arm}, seed {p.seed}: step {p.done:,} of {p.total:,}, "
-                f"{p.loss_bits:.3f} bits a token, {p.seconds:,.0f} s"
-            )
-
-    return report

@@ -13,7 +13,7 @@ from lens.study.gap import GAP_ARMS, GAP_SEEDS, write_gap
 from lens.study.held_out import ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
-from lens.study.run import Progress, replace_file, train
+from lens.study.run import Progress, replace_file, told, train
 from lens.study.texts import StudyTexts, study_texts
 
 CORE_SEEDS = 8
@@ -84,7 +84,7 @@ def reproduce_study(
         if rows is None and target.is_file():
             continue
         place = Path(folder) / name
-        train(arm_of(arm), seed, texts, recipe, place, progress=_told(progress))
+        train(arm_of(arm), seed, texts, recipe, place, progress=told(progress))
         options: dict[str, Any] = dict(measuring or {})
         row = measure_run(place, texts, progress=progress, **options)
         written.append(write_row(row, results))
@@ -127,20 +127,6 @@ def _wanted(rows: list[str] | None) -> list[tuple[str, int]]:
             )
         found += chosen
     return found
-
-
-def _told(progress: Callable[[str], None] | None) -> Callable[[Progress], None] | None:
-    if progress is None:
-        return None
-
-    def report(p: Progress) -> None:
-        if p.done % 100 == 0 or p.done == p.total:
-            progress(
-                f"{p.arm}, seed {p.seed}: step {p.done:,} of {p.total:,}, "
-                f"{p.loss_bits:.3f} bits a token, {p.seconds:,.0f} s"
-            )
-
-    return report
 
 
 def _remove_early(place: Path) -> None:
