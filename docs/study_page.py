@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study_tables import LAST_COLUMNS, depths, dose, dose_figure, scale, taken_apart
+from study_tables import (
+    LAST_COLUMNS,
+    depths,
+    dose,
+    dose_figure,
+    last_columns,
+    scale,
+    taken_apart,
+    with_section,
+)
 
 from lens.errors import SelectionError
 from lens.measuring.statistics import holm
@@ -253,16 +262,13 @@ def further(rows: list[dict[str, Any]]) -> str:
         "g_E = g_in + k1 g_out and g_U = g_out + k2 g_in; (0, 0) is untied-copy and (1, 1) is "
         "tied, bit for bit.",
         "",
-        "| arm | seeds | held-out bits | KL, l = 0 | mean G | mean R | self-copy, l = 0 | l = 1 "
-        "| row cosine E, U |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"| arm | seeds | {' | '.join(LAST_COLUMNS)} |",
+        "|---|--:|" + "--:|" * len(LAST_COLUMNS),
     ]
     for name in [*(arm for arm in CORE if arm in names), *others]:
         kept = [r for r in rows if r["arm"]["name"] == name and r["seed"] in seeds]
-        if not kept:
-            continue
-        cells = " | ".join(f"{np.mean([of(r) for r in kept]):.3f}" for of in LAST_COLUMNS)
-        lines.append(f"| {name} | {len(kept)} | {cells} |")
+        if kept:
+            lines.append(f"| {name} | {len(kept)} | {last_columns(kept)} |")
     return "\n".join(lines)
 
 
@@ -400,9 +406,7 @@ def spread(values: np.ndarray) -> str:
 def filled(page: str, rows: list[dict[str, Any]]) -> str:
     """The page with its results as these rows give them."""
     gate = json.loads((ROWS / "gate.json").read_text("utf-8"))
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{results(rows, gate)}\n\n{END}{after}"
+    return with_section(page, BEGIN, END, results(rows, gate))
 
 
 def main() -> None:

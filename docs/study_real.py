@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_tables import with_section
 
 from lens.study.continuation import Continuation
 from lens.study.continued import continue_twins, paired, read_continued
@@ -232,9 +233,7 @@ def inner(point: dict[str, Any], key: str) -> float:
 
 def filled(page: str, rows: dict[str, dict[str, Any]]) -> str:
     """The page with its section of real models as these rows give it."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}"
+    return with_section(page, BEGIN, END, section(rows))
 
 
 def main() -> None:

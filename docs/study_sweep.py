@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_tables import with_section
 
 from lens.errors import SelectionError
+from lens.study.arms import PAIR
+from lens.study.effects import Effect
 from lens.study.sweep import CELLS, SIZES, SWEPT, Cell, Slopes, read_sweep, slopes, sweep_effects
 from lens.study.twins import GATE
 
@@ -37,24 +40,23 @@ def section(rows: Rows) -> str:
         f"{branch['tokens']:,} tokens a run; measured on {branch['n_documents']} held-out "
         f"documents, the loss on all; {made}."
         + (f" Not finished: {', '.join(absent)}." if absent else ""),
-        cells(rows, done),
+        cells(rows, effects),
         slope_table(effects),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def cells(rows: Rows, done: Mapping[str, Any]) -> str:
+def cells(rows: Rows, effects: Mapping[str, Mapping[str, Effect]]) -> str:
     """A line for each cell: losses, n-grams, G, R and their differences."""
     lines = [
         "| V | d, L | V d / N | seeds | tied loss | untied loss | below | tied G | untied G "
         "| d loss | mean dG | mean dR | tied copies, l = 1 |",
         "|--:|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|",
     ]
-    effects = {quantity: sweep_effects(rows, quantity) for quantity in SWEPT}
-    for name, one in done.items():
+    for name, one in next(iter(effects.values())).items():
         cell = CELLS[name]
-        losses = [mean(rows[name], arm, one.seeds, "loss_bits") for arm in ("tied", "untied-copy")]
-        read = [mean(rows[name], arm, one.seeds, "reading_loss") for arm in ("tied", "untied-copy")]
+        losses = [mean(rows[name], arm, one.seeds, "loss_bits") for arm in PAIR]
+        read = [mean(rows[name], arm, one.seeds, "reading_loss") for arm in PAIR]
         copies = mean(rows[name], "tied", one.seeds, "copy_rate", layer=1)
         values = [f"{v:.3f}" for v in losses] + [passed(cell, losses)]
         values += [f"{v:.3f}" for v in read]
@@ -95,7 +97,7 @@ def mean(
     return float(np.mean([v[1:-1] if layer is None else v[layer] for v in values]))
 
 
-def slope_table(effects: Mapping[str, Mapping[str, Any]]) -> str:
+def slope_table(effects: Mapping[str, Mapping[str, Effect]]) -> str:
     """The change of each difference for a doubling of V d / N, and of V and N / d apart."""
     try:
         found = {q: (slopes(of), slopes(of, apart=True)) for q, of in effects.items()}
@@ -165,9 +167,7 @@ def finding(rows: Rows) -> str:
 
 def filled(page: str, rows: Rows) -> str:
     """The page with its size sweep as these rows give it."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}"
+    return with_section(page, BEGIN, END, section(rows))
 
 
 def main() -> None:

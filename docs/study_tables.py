@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from lens.measuring.depth import ENTROPY_EDGES
-from lens.study.effects import effect
-from lens.study.gap import GAP_ARMS, depth_by_entropy, read_gaps
+from lens.study.arms import PAIR
+from lens.study.effects import CONTRASTS, QUANTITIES, effect
+from lens.study.gap import depth_by_entropy, read_gaps
 
 ORDER = "readout first"
 DOSE_PICTURE = "![Reading loss, KL and loss by the share of the other gradient](study_dose.png)"
@@ -26,16 +27,22 @@ SCALED = {
     "held-out loss": "d held-out loss",
     "copy term": "d copy term, l = 0",
 }
-LAST_COLUMNS: tuple[Callable[[dict[str, Any]], float], ...] = (
-    lambda row: row["branches"][-1]["loss_bits"],
-    lambda row: row["branches"][-1]["kl"][0],
-    lambda row: float(np.mean(row["branches"][-1]["reading_loss"][1:-1])),
-    lambda row: float(np.mean(row["branches"][-1]["not_there_yet"][1:-1])),
-    lambda row: row["branches"][-1]["copy_rate"][0],
-    lambda row: row["branches"][-1]["copy_rate"][1],
-    lambda row: row["branches"][-1]["geometry"]["row cosine"][0],
-)
-"""Columns of the table of further arms and of doses, from a run's row."""
+LAST_COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "held-out bits": lambda b: b["loss_bits"],
+    "KL, l = 0": lambda b: b["kl"][0],
+    "mean G": lambda b: QUANTITIES["mean dG"](b)[0],
+    "mean R": lambda b: QUANTITIES["mean dR"](b)[0],
+    "self-copy, l = 0": lambda b: b["copy_rate"][0],
+    "l = 1": lambda b: b["copy_rate"][1],
+    "row cosine E, U": lambda b: b["geometry"]["row cosine"][0],
+}
+"""Columns of the tables of further arms and of doses, from a run's last branch."""
+
+
+def last_columns(rows: list[dict[str, Any]]) -> str:
+    """The cells of LAST_COLUMNS, means over these runs."""
+    branches = [row["branches"][-1] for row in rows]
+    return " | ".join(f"{np.mean([of(b) for b in branches]):.3f}" for of in LAST_COLUMNS.values())
 
 
 def doses(rows: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
@@ -45,11 +52,8 @@ def doses(rows: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
     if len(found) < 3:
         return {}
     seeds = set.intersection(*({r["seed"] for r in of_arm} for of_arm in found.values()))
-    return (
-        {k: [r for r in of_arm if r["seed"] in seeds] for k, of_arm in found.items()}
-        if seeds
-        else {}
-    )
+    kept = {k: [r for r in of_arm if r["seed"] in seeds] for k, of_arm in found.items()}
+    return kept if seeds else {}
 
 
 def dose(rows: list[dict[str, Any]]) -> str:
@@ -66,20 +70,16 @@ def dose(rows: list[dict[str, Any]]) -> str:
         "Two copied matrices, g_E = g_in + k g_out and g_U = g_out + k g_in: k = 0 is untied-copy, "
         f"k = 1 the tied run, bit for bit. Seeds: {n}.",
         "",
-        "| k | held-out bits | KL, l = 0 | mean G | mean R | self-copy, l = 0 | l = 1 "
-        "| row cosine E, U |",
-        "|--:|" + "--:|" * 7,
+        f"| k | {' | '.join(LAST_COLUMNS)} |",
+        "|--:|" + "--:|" * len(LAST_COLUMNS),
+        *(f"| {k:g} | {last_columns(of_arm)} |" for k, of_arm in found.items()),
     ]
-    for k, of_arm in found.items():
-        cells = " | ".join(f"{np.mean([of(r) for r in of_arm]):.3f}" for of in LAST_COLUMNS)
-        lines.append(f"| {k:g} | {cells} |")
     return "\n".join(lines)
 
 
 def scale(rows: list[dict[str, Any]]) -> str:
     """What untying does with sqrt(d) at the lookup, less what it does without: Granite's class."""
-    quantities = ("mean dG", "mean dR", "held-out loss", "copy term")
-    names = [f"{family}-{start}" for family in ("granite", "scaled") for start in GAP_ARMS]
+    names = [f"{family}-{start}" for family in ("granite", "scaled") for start in PAIR]
     seeds = set.intersection(
         *({r["seed"] for r in rows if r["arm"]["name"] == name} for name in names)
     )
@@ -96,13 +96,13 @@ def scale(rows: list[dict[str, Any]]) -> str:
         "| untied-copy less tied | without the scale | with it | interaction |",
         "|---|--:|--:|--:|",
     ]
-    for quantity in quantities:
+    arm, less = CONTRASTS["constraint"]
+    for quantity, name in SCALED.items():
         plain, scaled = (
-            effect(kept, f"{family}-untied-copy", f"{family}-tied", quantity)
+            effect(kept, f"{family}-{arm}", f"{family}-{less}", quantity).mean[0]
             for family in ("granite", "scaled")
         )
-        a, b = float(plain.mean[0]), float(scaled.mean[0])
-        lines.append(f"| {SCALED[quantity]} | {a:+.3f} | {b:+.3f} | {b - a:+.3f} |")
+        lines.append(f"| {name} | {plain:+.3f} | {scaled:+.3f} | {scaled - plain:+.3f} |")
     return "\n".join(lines)
 
 
@@ -114,12 +114,13 @@ def dose_figure(rows: list[dict[str, Any]], folder: Path) -> None:
     if not found:
         return
     panels = {}
-    for heading, of in (
-        ("mean G, bits", LAST_COLUMNS[2]),
-        ("KL at l = 0, bits", LAST_COLUMNS[1]),
-        ("held-out bits a token", LAST_COLUMNS[0]),
+    for heading, column in (
+        ("mean G, bits", "mean G"),
+        ("KL at l = 0, bits", "KL, l = 0"),
+        ("held-out bits a token", "held-out bits"),
     ):
-        values = np.array([[of(row) for row in of_arm] for of_arm in found.values()]).T
+        of = LAST_COLUMNS[column]
+        values = np.array([[of(r["branches"][-1]) for r in of_arm] for of_arm in found.values()]).T
         panels[heading] = {"both gradients": Response(dose=np.array(list(found)), values=values)}
     response_lines(
         panels,
@@ -143,13 +144,13 @@ def taken_apart(folder: Path) -> str:
         "KL(final ‖ logit lens), and by how much it falls as each term is freed in turn, fitted by "
         "KL on other documents: temperature, a bias over the vocabulary (frequency), a shift of "
         "the state, a diagonal map, a rotated one, any. Means over seeds "
-        f"({', '.join(f'{arm} {len(of_arm(rows, arm))}' for arm in GAP_ARMS)}), "
+        f"({', '.join(f'{arm} {len(of_arm(rows, arm))}' for arm in PAIR)}), "
         f"{first['positions']:,} positions each, fitted on {first['fit_positions']:,}.",
         "",
         "| arm | layer | KL | " + " | ".join(terms) + " | what is left | temperature alone |",
         "|---|--:|--:|" + "--:|" * (len(terms) + 2),
     ]
-    for arm in GAP_ARMS:
+    for arm in PAIR:
         found = [row["orders"][ORDER] for row in of_arm(rows, arm)]
         if not found:
             continue
@@ -183,7 +184,7 @@ def depths(folder: Path) -> str:
         "| arm | " + " | ".join(f"{name} bits" for name in bins) + " |",
         "|---|" + "--:|" * len(bins),
     ]
-    for arm in GAP_ARMS:
+    for arm in PAIR:
         found = [depth_by_entropy(row) for row in of_arm(rows, arm)]
         if found:
             mean, share = (np.mean(part, axis=0) for part in zip(*found, strict=True))
@@ -194,3 +195,10 @@ def depths(folder: Path) -> str:
 
 def of_arm(rows: list[dict[str, Any]], arm: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["arm"] == arm]
+
+
+def with_section(page: str, begin: str, end: str, text: str) -> str:
+    """The page with this text between two marks."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"

@@ -23,6 +23,11 @@ Corpus = Annotated[
     str,
     Option("--corpus", metavar="FILE", help="Text as in lens measure; sample comes with lens."),
 ]
+Novels = Annotated[
+    str, Option("--corpus", metavar="FILE", help="The novels that docs/sample_corpus.py writes.")
+]
+Runs = Annotated[Path, Option("-o", "--out", metavar="DIR", help="Where the runs lie.")]
+Rows = Annotated[Path, Option(metavar="DIR", help="Where each measured run is written as JSON.")]
 Threads = Annotated[
     int, Option(min=1, help="Threads of torch; a run has the same bits for the same number.")
 ]
@@ -102,16 +107,9 @@ def rates(
 
 @twins.command(cls=Command, short_help="Rerun the study, or a row of it.")
 def reproduce(
-    corpus: Annotated[
-        str,
-        Option("--corpus", metavar="FILE", help="The novels that docs/sample_corpus.py writes."),
-    ],
-    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Where the runs lie.")] = Path(
-        "twins-runs"
-    ),
-    results: Annotated[
-        Path, Option(metavar="DIR", help="Where each measured run is written as JSON.")
-    ] = Path("docs/study"),
+    corpus: Novels,
+    out: Runs = Path("twins-runs"),
+    results: Rows = Path("docs/study"),
     row: Annotated[
         list[str] | None, Option(metavar="ROW", help="An arm, or ARM-seed-N; repeatable.")
     ] = None,
@@ -131,16 +129,9 @@ def reproduce(
 
 @twins.command(cls=Command, short_help="Twins of several sizes and vocabularies.")
 def sweep(
-    corpus: Annotated[
-        str,
-        Option("--corpus", metavar="FILE", help="The novels that docs/sample_corpus.py writes."),
-    ],
-    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Where the runs lie.")] = Path(
-        "twins-sweep"
-    ),
-    results: Annotated[
-        Path, Option(metavar="DIR", help="Where each measured run is written as JSON.")
-    ] = Path("docs/study/sweep"),
+    corpus: Novels,
+    out: Runs = Path("twins-sweep"),
+    results: Rows = Path("docs/study/sweep"),
     cell: Annotated[
         list[str] | None, Option(metavar="CELL", help="As v2048-d96-l6; repeatable; left out, all.")
     ] = None,

@@ -1,7 +1,7 @@
 """Tiles of logits -> running sums: fused on the CPU where numba is there, else in torch.
 
-To import numba and load its kernels costs about a second of a process, so that one short prompt is
-read in torch: see `fuses`.
+To import numba and load its kernels costs some tenths of a second, so that one short prompt is read
+in torch: see `fuses`.
 
 A tile holds the logits of about a thousand tokens for all rows [layer, pos] of a chunk, and those
 of the model's own final rows [pos], so that KL(final || lens) needs no stored distribution. Sums
@@ -19,7 +19,10 @@ from lens.lenses.eager import TorchReduction
 from lens.lenses.sums import NOT_FOUND, Sums, empty_sums
 
 WORTH_STARTING = 2**25
-"""Logits from which the kernels save more than their start costs, as far as one call can."""
+"""Logits of a call that make it worth the start of numba: 22 positions of SmolLM2's 31 layers.
+
+Measured there, CPU seconds: to start takes 0.4, and each such call is then shorter by 0.1.
+"""
 
 
 def has_numba() -> bool:

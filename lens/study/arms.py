@@ -55,6 +55,9 @@ def _three(prefix: str, varies: str, **more: object) -> list[Arm]:
 
 CORE = tuple(_three("", "the tie, and what W_U begins as"))
 
+PAIR = ("tied", "untied-copy")
+"""Core arms that differ in the tie alone: the constraint effect is the second less the first."""
+
 DOSES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 ARMS: dict[str, Arm] = {

@@ -26,7 +26,7 @@ from lens.measuring.statistics import Interval, bootstrap
 from lens.study.continuation import OF_TIED, OF_UNTIED, Continuation, arms_of
 from lens.study.continuing import ArmRun, ContinuedTexts, arm_is_finished, point_file
 from lens.study.measured import rounded
-from lens.study.run import LOG, RUN, Progress, claim, replace_file
+from lens.study.run import LOG, RUN, Progress, claim, replace_text
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -167,7 +167,7 @@ def _write(place: Path, texts: ContinuedTexts) -> Path:
     }
     row = rounded({"format": FORMAT, **run, **beside, "arms": arms})
     text = json.dumps(row, separators=(",", ":")) + "\n"
-    replace_file(place / CONTINUED, lambda partial: partial.write_text(text, encoding="utf-8"))
+    replace_text(place / CONTINUED, text)
     return place / CONTINUED
 
 

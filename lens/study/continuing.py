@@ -23,7 +23,7 @@ from lens.measuring.windows import NO_TOKEN, Window, windows_of
 from lens.study.continuation import Continuation, ContinuedArm
 from lens.study.dose import dose, held, is_finite, response
 from lens.study.optimising import mix_gradients, optimiser_of, set_rates
-from lens.study.run import LOG, SAVE_EVERY, STATE, Progress, readable, replace_file
+from lens.study.run import LOG, SAVE_EVERY, STATE, Progress, readable, replace_file, replace_text
 from lens.study.texts import split_by_source
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class ArmRun:
         if not (self.place / MODEL).is_dir():
             save_checkpoint(self.checkpoint, self.place / MODEL)
         text = json.dumps({"loss_nats": list(enumerate(self.losses))})
-        replace_file(self.place / LOG, lambda path: path.write_text(text, encoding="utf-8"))
+        replace_text(self.place / LOG, text)
         (self.place / STATE).unlink(missing_ok=True)
 
     def _one_step(self) -> None:
@@ -177,7 +177,7 @@ class ArmRun:
         )
         row |= dose(held(self.matrices), self.first, self.loaded, one=one)
         text = json.dumps(row)
-        replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+        replace_text(path, text)
 
     def _diverged(self, what: str) -> TrainingDivergedError:
         rates = (self.settings.trunk_rate, self.settings.embedding_rate)

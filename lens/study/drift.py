@@ -20,7 +20,7 @@ from lens.errors import ResultFileError
 from lens.study.arms import arm_of
 from lens.study.building import build, matrices
 from lens.study.recipe import recipe_of
-from lens.study.run import RUN, branch_folder, is_finished, replace_file
+from lens.study.run import RUN, branch_folder, is_finished, read_formatted, replace_text
 
 FORMAT = "lens-study-matrices-1"
 UNTIED = ("untied-copy", "untied-own")
@@ -142,20 +142,15 @@ def write_matrices(folder: str | Path, results: str | Path, seed: int) -> list[P
         if found is not None:
             path = Path(results) / f"matrices-{arm}-{seed}.json"
             text = json.dumps(found, indent=1) + "\n"
-            replace_file(path, lambda partial, text=text: partial.write_text(text, "utf-8"))
+            replace_text(path, text)
             written.append(path)
     return written
 
 
 def read_matrices(results: str | Path) -> list[dict[str, Any]]:
     """What was written, by arm and seed. Raises ResultFileError for another format."""
-    found = []
-    for path in sorted(Path(results).glob("matrices-*.json")):
-        row = json.loads(path.read_text("utf-8"))
-        if row.get("format") != FORMAT:
-            raise ResultFileError(f"{path} has format {row.get('format')!r}, expected {FORMAT!r}.")
-        found.append(row)
-    return sorted(found, key=lambda row: (row["arm"], row["seed"]))
+    rows = read_formatted(Path(results).glob("matrices-*.json"), FORMAT)
+    return sorted(rows, key=lambda row: (row["arm"], row["seed"]))
 
 
 def mean_likeness(rows: list[dict[str, Any]], name: str, key: str) -> float:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from lens.errors import SelectionError
 from lens.measuring.statistics import sign_flip
+from lens.study.arms import PAIR
 
 T_975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -20,7 +21,7 @@ T_975 = (
 Row = Mapping[str, Any]
 
 CONTRASTS = {
-    "constraint": ("untied-copy", "tied"),
+    "constraint": (PAIR[1], PAIR[0]),
     "initialisation": ("untied-own", "untied-copy"),
 }
 """Effect: (arm, less this arm)."""

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from lens.checkpoint.load import load
-from lens.errors import ResultFileError
 from lens.measuring.correction import ORDERS
 from lens.measuring.decompose import decompose
 from lens.measuring.depth import KINDS
 from lens.measuring.measure import measure
 from lens.study.measured import finished_run, numbers, rounded
 from lens.study.recipe import recipe_of
-from lens.study.run import branch_folder, replace_file
+from lens.study.run import branch_folder, read_formatted, replace_text
 from lens.study.texts import StudyTexts
 
 FORMAT = "lens-study-gap-1"
-GAP_ARMS, GAP_SEEDS = ("tied", "untied-copy"), 2
+GAP_SEEDS = 2
+"""Seeds of the core pair that this is done for."""
+
 GAP_DOCUMENTS = 64
 """Held-out documents that are measured, and training documents that are fitted on."""
 
@@ -77,19 +78,14 @@ def write_gap(folder: str | Path, results: str | Path, texts: StudyTexts) -> Pat
     row = measure_gap(folder, texts)
     path = Path(results) / f"gap-{row['arm']}-{row['seed']}.json"
     text = json.dumps(rounded(row), indent=None, separators=(",", ":")) + "\n"
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    replace_text(path, text)
     return path
 
 
 def read_gaps(results: str | Path) -> list[dict[str, Any]]:
     """What was written, by arm and seed. Raises ResultFileError for another format."""
-    found = []
-    for path in Path(results).glob("gap-*.json"):
-        row = json.loads(path.read_text("utf-8"))
-        if row.get("format") != FORMAT:
-            raise ResultFileError(f"{path} has format {row.get('format')!r}, expected {FORMAT!r}.")
-        found.append(row)
-    return sorted(found, key=lambda row: (row["arm"], row["seed"]))
+    rows = read_formatted(Path(results).glob("gap-*.json"), FORMAT)
+    return sorted(rows, key=lambda row: (row["arm"], row["seed"]))
 
 
 def depth_by_entropy(row: dict[str, Any], kind: str = "top-1") -> tuple[np.ndarray, np.ndarray]:

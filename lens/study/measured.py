@@ -1,7 +1,7 @@
 """A finished run, measured: one JSON row that every table and figure of the study reads."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from lens.measuring.measure import measure
 from lens.measuring.profile import LensProfile
 from lens.study.held_out import held_out_loss_bits
 from lens.study.recipe import Recipe, recipe_of
-from lens.study.run import LOG, RUN, branch_folder, is_finished, replace_file
+from lens.study.run import LOG, RUN, branch_folder, is_finished, read_formatted, replace_text
 from lens.study.texts import StudyTexts
 from lens.study.translators import best_affine
 from lens.study.written import written_by
@@ -91,7 +91,7 @@ def measure_run(
                 if name not in row:
                     row[name] = of(given)
             text = json.dumps(row | {"options": made_with})
-            replace_file(path, lambda partial, text=text: partial.write_text(text, "utf-8"))
+            replace_text(path, text)
         branches.append(row)
         if progress is not None:
             progress(f"{run['arm']['name']}, seed {run['seed']}: branch at {at} measured")
@@ -225,18 +225,8 @@ def _of_profile(profile: LensProfile) -> dict[str, Any]:
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:
     """The rows that were written into a folder, by arm and seed. Raises ResultFileError."""
-    return sorted(_rows(Path(folder)), key=lambda row: (row["arm"]["name"], row["seed"]))
-
-
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in folder.glob("*-seed-*.json"):
-        try:
-            row = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise ResultFileError(f"{path} is not JSON: {error}.") from None
-        if row.get("format") != FORMAT:
-            raise ResultFileError(f"{path} has format {row.get('format')!r}, expected {FORMAT!r}.")
-        yield row
+    rows = read_formatted(Path(folder).glob("*-seed-*.json"), FORMAT)
+    return sorted(rows, key=lambda row: (row["arm"]["name"], row["seed"]))
 
 
 def write_row(row: dict[str, Any], folder: str | Path) -> Path:
@@ -245,7 +235,7 @@ def write_row(row: dict[str, Any], folder: str | Path) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{row['arm']['name']}-seed-{row['seed']}.json"
     text = json.dumps(rounded(row), indent=None, separators=(",", ":"), allow_nan=True)
-    replace_file(path, lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
+    replace_text(path, text + "\n")
     return path
 
 

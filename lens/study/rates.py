@@ -14,7 +14,7 @@ from lens.errors import TrainingDivergedError
 from lens.study.arms import Arm
 from lens.study.held_out import held_out_loss_bits
 from lens.study.recipe import Recipe
-from lens.study.run import branch_folder, replace_file, train
+from lens.study.run import branch_folder, replace_text, train
 from lens.study.texts import StudyTexts
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -83,7 +83,7 @@ def tune_rates(
         at_edge=tuple(at_edge),
     )
     text = _in_json(found)
-    replace_file(place / FOUND, lambda path: path.write_text(text, encoding="utf-8"))
+    replace_text(place / FOUND, text)
     return found
 
 
@@ -93,7 +93,7 @@ def write_rates(found: Tuned, results: str | Path) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"rates-{found.arm}.json"
     text = _in_json(found)
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    replace_text(path, text)
     return path
 
 
@@ -131,7 +131,7 @@ def _loss(arm: Arm, texts: StudyTexts, recipe: Recipe, seed: int, folder: Path) 
         return math.inf if kept is None else float(kept)
     loss = _trained_loss(arm, texts, recipe, seed, folder)
     text = json.dumps({"held_out_bits": _finite(loss)})
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    replace_text(path, text)
     return loss
 
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -21,7 +21,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from lens.errors import CorruptCheckpointError, ProvenanceError, TrainingDivergedError
+from lens.errors import (
+    CorruptCheckpointError,
+    ProvenanceError,
+    ResultFileError,
+    TrainingDivergedError,
+)
 from lens.study.arms import Arm
 from lens.study.building import build, matrices
 from lens.study.changing import changed
@@ -263,7 +268,7 @@ class _Session:
         }
         replace_file(self.place / STATE, lambda path: torch.save(state, path))
         text = json.dumps(self.log)
-        replace_file(self.place / LOG, lambda path: path.write_text(text, encoding="utf-8"))
+        replace_text(self.place / LOG, text)
 
     def _report(self, loss_nats: float) -> None:
         if self.progress is None:
@@ -348,7 +353,7 @@ def claim(path: Path, identity: Mapping[str, Any], beside: Mapping[str, Any]) ->
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
     run = {**identity, "versions": versions, "threads": torch.get_num_threads(), **beside}
     text = json.dumps(run, indent=1)
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    replace_text(path, text)
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
@@ -359,3 +364,21 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_formatted(paths: Iterable[Path], expected: str) -> Iterator[dict[str, Any]]:
+    """The JSON rows of these files. Raises ResultFileError where one is not of that format."""
+    for path in paths:
+        try:
+            row = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise ResultFileError(f"{path} is not JSON: {error}.") from None
+        found = row.get("format") if isinstance(row, dict) else None
+        if found != expected:
+            raise ResultFileError(f"{path} has format {found!r}, expected {expected!r}.")
+        yield row
+
+
+def replace_text(path: Path, text: str) -> None:
+    """`replace_file` with a text, in UTF-8."""
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))

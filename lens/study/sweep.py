@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,18 @@ import numpy as np
 from jaxtyping import Float
 
 from lens.errors import SelectionError
-from lens.study.arms import arm_of
-from lens.study.effects import Effect, effect, student_t
+from lens.study.arms import PAIR, arm_of
+from lens.study.effects import CONTRASTS, Effect, effect, student_t
 from lens.study.measured import measure_run, read_rows, write_row
 from lens.study.recipe import Recipe
 from lens.study.run import told, train
-from lens.study.texts import StudyTexts, study_texts
+from lens.study.texts import study_texts
 from lens.study.twins import GATE, write_gate
 
 SIZES = ((48, 4), (96, 6), (128, 8))
 """(d_model, n_layers); the one in the middle is the study's own."""
 
 VOCABULARIES = (512, 2048, 8192)
-SWEPT_ARMS = ("tied", "untied-copy")
 SWEEP_SEEDS = 2
 STEPS, DECAY_STEPS = 600, 100
 MEASURING = {"tuning_steps": 60, "last_documents": 60, "gradient_targets": 2048}
@@ -102,27 +103,22 @@ def reproduce_sweep(
     """
     chosen = [_cell_of(name) for name in (CELLS if cells is None else cells)]
     base = recipe or sweep_recipe()
-    texts: dict[int, StudyTexts] = {}
+    options: dict[str, Any] = {**MEASURING, **(measuring or {})}
+    texts_of = cache(lambda d_vocab: study_texts(corpus, d_vocab=d_vocab))
     written = []
-    for seed in range(seeds):
-        for cell in chosen:
-            for arm in SWEPT_ARMS:
-                place = folder_of(results, cell)
-                name = f"{arm}-seed-{seed}"
-                if (place / f"{name}.json").is_file():
-                    continue
-                if cell.d_vocab not in texts:
-                    texts[cell.d_vocab] = study_texts(corpus, d_vocab=cell.d_vocab)
-                of_cell = texts[cell.d_vocab]
-                if not (place.parent / GATE).is_file():
-                    write_gate(of_cell, base, place.parent)
-                run = folder_of(folder, cell) / name
-                report = told(progress, of=f"{cell.name}, ")
-                train(arm_of(arm), seed, of_cell, cell.recipe(base), run, progress=report)
-                options: dict[str, Any] = {**MEASURING, **(measuring or {})}
-                written.append(write_row(measure_run(run, of_cell, **options), place))
-                if progress is not None:
-                    progress(f"{cell.name}, {arm}, seed {seed}: measured")
+    for seed, cell, arm in product(range(seeds), chosen, PAIR):
+        place, name = folder_of(results, cell), f"{arm}-seed-{seed}"
+        if (place / f"{name}.json").is_file():
+            continue
+        texts = texts_of(cell.d_vocab)
+        if not (place.parent / GATE).is_file():
+            write_gate(texts, base, place.parent)
+        run = folder_of(folder, cell) / name
+        report = told(progress, of=f"{cell.name}, ")
+        train(arm_of(arm), seed, texts, cell.recipe(base), run, progress=report)
+        written.append(write_row(measure_run(run, texts, **options), place))
+        if progress is not None:
+            progress(f"{cell.name}, {arm}, seed {seed}: measured")
     return written
 
 
@@ -139,14 +135,13 @@ def read_sweep(results: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 def sweep_effects(rows: Mapping[str, Sequence[Any]], quantity: str) -> dict[str, Effect]:
     """Untied-copy less tied in each cell that has a seed of both, paired by seed."""
-    return dict(_effects(rows, quantity))
-
-
-def _effects(rows: Mapping[str, Sequence[Any]], quantity: str) -> Iterator[tuple[str, Effect]]:
-    for name, of_cell in rows.items():
-        seeds = [{r["seed"] for r in of_cell if r["arm"]["name"] == arm} for arm in SWEPT_ARMS]
-        if set.intersection(*seeds):
-            yield name, effect(of_cell, "untied-copy", "tied", quantity)
+    return {
+        name: effect(of_cell, *CONTRASTS["constraint"], quantity)
+        for name, of_cell in rows.items()
+        if set.intersection(
+            *({r["seed"] for r in of_cell if r["arm"]["name"] == arm} for arm in PAIR)
+        )
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,10 +202,12 @@ def sweep_table(rows: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
     for name, one in first.items():
         values = (f"{of[name].mean[0]:+.3f}" for of in found.values())
         yield name, f"{2 ** CELLS[name].log2_share:.3f}", f"{len(one.seeds)}", *values
-    if len({CELLS[name].log2_share for name in first}) > 2:
+    try:
         fits = [slopes(of) for of in found.values()]
-        cells = (f"{f.slope[0]:+.3f} ({f.half_width[0]:.3f})" for f in fits)
-        yield "for each doubling", "", "", *cells
+    except SelectionError:  # too few cells
+        return
+    cells = (f"{f.slope[0]:+.3f} ({f.half_width[0]:.3f})" for f in fits)
+    yield "for each doubling", "", "", *cells
 
 
 def _cell_of(name: str) -> Cell:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lens.errors import SelectionError
-from lens.study.arms import ARMS, CORE, arm_of
+from lens.study.arms import ARMS, CORE, PAIR, arm_of
 from lens.study.drift import write_matrices
-from lens.study.gap import GAP_ARMS, GAP_SEEDS, write_gap
+from lens.study.gap import GAP_SEEDS, write_gap
 from lens.study.held_out import ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
-from lens.study.run import Progress, replace_file, told, train
+from lens.study.run import Progress, replace_text, told, train
 from lens.study.texts import StudyTexts, study_texts
 
 CORE_SEEDS = 8
@@ -87,10 +87,11 @@ def reproduce_study(
         train(arm_of(arm), seed, texts, recipe, place, progress=told(progress))
         options: dict[str, Any] = dict(measuring or {})
         row = measure_run(place, texts, progress=progress, **options)
-        written.append(write_row(row, results))
         write_matrices(folder, results, seed)
-        if arm in GAP_ARMS and seed < GAP_SEEDS:
+        if arm in PAIR and seed < GAP_SEEDS:
             write_gap(place, results, texts)
+        # Last: a row that is there has all that belongs to it, and is not measured again.
+        written.append(write_row(row, results))
         if not keep:
             _remove_early(place)
     return written
@@ -110,7 +111,7 @@ def write_gate(texts: StudyTexts, recipe: Recipe, folder: str | Path) -> Path:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     text = json.dumps(gate, indent=1) + "\n"
-    replace_file(place / GATE, lambda path: path.write_text(text, encoding="utf-8"))
+    replace_text(place / GATE, text)
     return place / GATE
 
 

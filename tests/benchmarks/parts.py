@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import pkgutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -56,8 +57,7 @@ def timed(job: Callable[[], Any]) -> dict[str, float]:
     clock = Clock()
     with contextlib.ExitStack() as stack:
         for name, path in PARTS.items():
-            owner, _, attribute = path.rpartition(".")
-            original = getattr(_named(owner), attribute)
+            original = pkgutil.resolve_name(path)
             stack.enter_context(mock.patch(path, _within(clock, name, original)))
         job()
     return clock.stop()
@@ -70,9 +70,3 @@ def _within(clock: Clock, name: str, original: Callable[..., Any]) -> Callable[.
             return original(*given, **named)
 
     return call
-
-
-def _named(path: str) -> Any:
-    import pkgutil
-
-    return pkgutil.resolve_name(path)

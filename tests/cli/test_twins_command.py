@@ -51,3 +51,17 @@ def test_wrong_options_of_continue_end_in_one_line(
     assert "measure_at names the steps [9]" in capfd.readouterr().err
     assert main(["twins", "continue", str(tiny), *options(corpus, out, "--measure-at", "x")]) == 2
     assert not out.exists()
+
+
+def test_a_sweep_that_is_there_is_told_and_not_run_again(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = Path(__file__).parents[2] / "docs" / "study" / "sweep"
+    where = ["--corpus", str(corpus), "--out", str(tmp_path / "runs"), "--results", str(results)]
+    assert main(["twins", "sweep", *where, "--seeds", "1"]) == 0
+    printed = capfd.readouterr().out
+    assert "v2048-d96-l6" in printed
+    assert "for each doubling" in printed
+    assert not (tmp_path / "runs").exists()
+    assert main(["twins", "sweep", *where, "--cell", "v1-d1-l1"]) == 1
+    assert "no cell" in capfd.readouterr().err

@@ -7,11 +7,10 @@ import pytest
 
 import lens.study.sweep as sweep
 from lens.errors import SelectionError
-from lens.study.arms import arm_of
+from lens.study.arms import PAIR, arm_of
 from lens.study.building import build, matrices
 from lens.study.sweep import (
     CELLS,
-    SWEPT_ARMS,
     Cell,
     read_sweep,
     reproduce_sweep,
@@ -46,7 +45,7 @@ def rows_where(difference: dict[str, float], seeds: int = 2) -> dict[str, list[d
         name: [
             row(arm, seed, 5.0 + seed + (value + 0.1 * (2 * seed - seeds + 1)) * (arm != "tied"))
             for seed in range(seeds)
-            for arm in SWEPT_ARMS
+            for arm in PAIR
         ]
         for name, value in difference.items()
     }
