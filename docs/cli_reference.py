@@ -28,6 +28,7 @@ COMMANDS = (
     "twins rates",
     "twins reproduce",
     "twins sweep",
+    "twins domain",
     "twins continue",
 )
 PAGE = Path(__file__).with_name("cli.md")

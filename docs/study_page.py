@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from study_tables import (
     LAST_COLUMNS,
+    attempt,
+    conditions,
     depths,
+    domains,
     dose,
     dose_figure,
     last_columns,
@@ -25,7 +28,7 @@ from lens.errors import SelectionError
 from lens.measuring.statistics import holm
 from lens.study.arms import ARMS
 from lens.study.drift import mean_likeness, read_matrices
-from lens.study.effects import CONTRASTS, Effect, at_equal_loss, effect
+from lens.study.effects import CONTRASTS, at_equal_loss, effect
 from lens.study.measured import read_rows
 from lens.study.rates import Tuned, read_rates
 
@@ -55,8 +58,8 @@ def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
     ]
     for name, (arm, less) in CONTRASTS.items():
         parts += [contrast(rows, name, arm, less), equal_loss(rows, name, arm, less)]
-    parts += [further(rows), dose(rows), scale(rows), taken_apart(ROWS), depths(ROWS), beside(rows)]
-    parts += [matrices(), training(rows)]
+    parts += [further(rows), dose(rows), conditions(rows), scale(rows), domains(ROWS)]
+    parts += [taken_apart(ROWS), depths(ROWS), beside(rows), matrices(), training(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -378,13 +381,6 @@ def training(rows: list[dict[str, Any]]) -> str:
             f"held-out documents; the rest over {early} of them, of the last branch {final}.",
         ]
     )
-
-
-def attempt(rows: list[dict[str, Any]], arm: str, less: str, quantity: str) -> Effect | None:
-    try:
-        return effect(rows, arm, less, quantity)
-    except SelectionError:
-        return None
 
 
 def last(rows: list[dict[str, Any]], arm: str, of: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Tables of docs/study.md beside those of the core arms: dose, scale, gap, depth."""
+"""Tables of docs/study.md beside those of the core arms: dose, conditions, texts, gap, depth."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from lens.errors import SelectionError
 from lens.measuring.depth import ENTROPY_EDGES
 from lens.study.arms import PAIR
-from lens.study.effects import CONTRASTS, QUANTITIES, effect
+from lens.study.domain import read_domains
+from lens.study.effects import CONTRASTS, QUANTITIES, Effect, effect
 from lens.study.gap import depth_by_entropy, read_gaps
 
 ORDER = "readout first"
@@ -21,12 +23,29 @@ DOSED = {
     0.75: "mixed-0.75-0.75",
     1.0: "tied",
 }
-SCALED = {
-    "mean dG": "d mean G",
-    "mean dR": "d mean R",
-    "held-out loss": "d held-out loss",
-    "copy term": "d copy term, l = 0",
+COMPARED = {
+    "held-out loss": "held-out loss",
+    "mean dG": "mean G",
+    "mean dR": "mean R",
+    "copy term": "copy term, l = 0",
 }
+"""What the tables of differences show: quantity of `effect`, and its heading."""
+
+CONDITIONS = (
+    ("the core pair", "untied-copy", "tied"),
+    ("at equal parameters (wider MLPs)", "untied-copy", "tied-matched"),
+    ("a head bias (Phi)", "biased-untied-copy", "biased-tied"),
+    ("LayerNorm (StableLM)", "layernorm-untied-copy", "layernorm-tied"),
+    ("RMSNorm (Llama)", "rmsnorm-untied-copy", "rmsnorm-tied"),
+    ("weight decay on the matrices", "decayed-untied-copy", "decayed-tied"),
+    ("Granite", "granite-untied-copy", "granite-tied"),
+    ("Granite, sqrt(d) at the lookup", "scaled-untied-copy", "scaled-tied"),
+    ("untied at half of training", "tied-then-untied", "tied-resumed"),
+    ("tied at half of training", "untied-then-tied", "untied-copy"),
+    ("control: stopped and resumed", "tied-resumed", "tied"),
+)
+"""A pair of arms that differ in the tie, and what they share that the core pair has not."""
+
 LAST_COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
     "held-out bits": lambda b: b["loss_bits"],
     "KL, l = 0": lambda b: b["kl"][0],
@@ -97,13 +116,86 @@ def scale(rows: list[dict[str, Any]]) -> str:
         "|---|--:|--:|--:|",
     ]
     arm, less = CONTRASTS["constraint"]
-    for quantity, name in SCALED.items():
+    for quantity, name in COMPARED.items():
         plain, scaled = (
             effect(kept, f"{family}-{arm}", f"{family}-{less}", quantity).mean[0]
             for family in ("granite", "scaled")
         )
-        lines.append(f"| {name} | {plain:+.3f} | {scaled:+.3f} | {scaled - plain:+.3f} |")
+        lines.append(f"| d {name} | {plain:+.3f} | {scaled:+.3f} | {scaled - plain:+.3f} |")
     return "\n".join(lines)
+
+
+def conditions(rows: list[dict[str, Any]]) -> str:
+    """What untying does where something else is different too, from pairs that differ in it."""
+    lines = []
+    for label, arm, less in CONDITIONS:
+        found = [attempt(rows, arm, less, quantity) for quantity in COMPARED]
+        if found[0] is None:
+            continue
+        cells = [with_half_width(e) for e in found if e is not None]
+        lines.append(f"| {label} | {arm} | {less} | {len(found[0].seeds)} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    return "\n".join(
+        [
+            "### Untying where something else is different too",
+            "",
+            "Each line is one arm less another of the same seeds; half of the 95 % interval over "
+            "seeds in brackets, where there are two.",
+            "",
+            f"| | arm | less | seeds | {' | '.join(f'd {name}' for name in COMPARED.values())} |",
+            "|---|---|---|--:|" + "--:|" * len(COMPARED),
+            *lines,
+        ]
+    )
+
+
+def domains(folder: Path) -> str:
+    """The core pair on texts of another kind, with the n-grams on the same tokens."""
+    found = read_domains(folder)
+    if not found:
+        return ""
+    arm, less = CONTRASTS["constraint"]
+    compared = [f"d {name}" for name in COMPARED.values()]
+    lines = [
+        "### On texts of another kind",
+        "",
+        "The finished twins, read on texts that neither they nor their tokenizer were made from "
+        "(optional, not needed to rerun the study); translators are those of the novels. Half of "
+        "the 95 % interval over seeds in brackets.",
+        "",
+        f"| text | documents | bigram | trigram | {less}, bits | {arm}, bits | {less} G | {arm} G "
+        f"| seeds | {' | '.join(compared)} |",
+        "|---|" + "--:|" * (8 + len(compared)),
+    ]
+    for name, rows in found.items():
+        effects = [effect(rows, arm, less, quantity) for quantity in COMPARED]
+        grams = rows[0]["ngram_bits"]
+        kept = {
+            each: [r["branches"][-1] for r in rows if r["arm"]["name"] == each]
+            for each in (less, arm)
+        }
+        values = [grams["bigram"], grams["trigram"]]
+        for key in ("held-out bits", "mean G"):
+            values += [float(np.mean([LAST_COLUMNS[key](b) for b in of])) for of in kept.values()]
+        cells = [f"{v:.3f}" for v in values] + [str(len(effects[0].seeds))]
+        cells += [with_half_width(e) for e in effects]
+        lines.append(f"| {name} | {rows[0]['domain']['documents']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_half_width(found: Effect) -> str:
+    """A difference of one number, and half of its interval where there is one."""
+    half = found.half_width[0]
+    return f"{found.mean[0]:+.3f}" + ("" if np.isnan(half) else f" ({half:.3f})")
+
+
+def attempt(rows: list[dict[str, Any]], arm: str, less: str, quantity: str) -> Effect | None:
+    """The effect; None where no seed has both arms."""
+    try:
+        return effect(rows, arm, less, quantity)
+    except SelectionError:
+        return None
 
 
 def dose_figure(rows: list[dict[str, Any]], folder: Path) -> None:

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from lens.show.tables import read_predictions
     from lens.study.continuation import Continuation
     from lens.study.continued import continue_twins
+    from lens.study.domain import reproduce_domain
     from lens.study.recipe import Recipe
     from lens.study.sweep import reproduce_sweep
     from lens.study.twins import reproduce_study, train_twin
@@ -146,6 +147,7 @@ __all__ = [
     "read_profile",
     "readout_arms",
     "report",
+    "reproduce_domain",
     "reproduce_study",
     "reproduce_sweep",
     "reset_bias",
@@ -213,6 +215,7 @@ _HOMES = {
     "read_predictions": "lens.show.tables",
     "read_profile": "lens.measuring.profile_file",
     "report": "lens.trust.report",
+    "reproduce_domain": "lens.study.domain",
     "reproduce_study": "lens.study.twins",
     "reproduce_sweep": "lens.study.sweep",
     "readout_arms": "lens.measuring.readout_arms",

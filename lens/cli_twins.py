@@ -155,6 +155,46 @@ def sweep(
     emit(columns_table(heading, rows))
 
 
+@twins.command(cls=Command, short_help="Read finished twins on another text.")
+def domain(
+    corpus: Novels,
+    other: Annotated[str, Option(metavar="FILE", help="The text to read them on.")],
+    name: Annotated[str, Option(help="What it is called in the results, in small letters.")],
+    out: Runs = Path("twins-runs"),
+    results: Rows = Path("docs/study"),
+    arm: Annotated[
+        list[str] | None, Option(metavar="ARM", help="Repeatable; left out, tied and untied-copy.")
+    ] = None,
+    seeds: Annotated[int, Option(min=1, help="Seeds of each arm.")] = 3,
+    documents: Annotated[int, Option(min=1, help="Runs of paragraphs to measure on.")] = 64,
+    threads: Threads = 1,
+    debug: options.Debug = False,
+) -> None:
+    """Measure the study's finished runs on a text that they were not made for.
+
+    Translators stay those of the study's training documents. What is there is not measured again.
+    """
+    import torch
+
+    from lens.cli_tables import emit
+    from lens.study.arms import PAIR
+    from lens.study.domain import reproduce_domain
+
+    torch.set_num_threads(threads)
+    for path in reproduce_domain(
+        corpus,
+        other,
+        out,
+        results,
+        domain=name,
+        arms=tuple(arm or PAIR),
+        seeds=seeds,
+        documents=documents,
+        progress=emit,
+    ):
+        emit(f"{path}")
+
+
 @twins.command("continue", cls=Command, short_help="Continue a real model tied and untied.")
 def continue_(
     model: options.Model,

@@ -4,7 +4,6 @@ Source: metrics.md 7 and 10. It takes about as long as the rest of a row, so tha
 first seeds of the core pair alone.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from lens.measuring.correction import ORDERS
 from lens.measuring.decompose import decompose
 from lens.measuring.depth import KINDS
 from lens.measuring.measure import measure
-from lens.study.measured import finished_run, numbers, rounded
+from lens.study.measured import finished_run, numbers, write_json
 from lens.study.recipe import recipe_of
-from lens.study.run import branch_folder, read_formatted, replace_text
+from lens.study.run import branch_folder, read_formatted
 from lens.study.texts import StudyTexts
 
 FORMAT = "lens-study-gap-1"
@@ -76,10 +75,7 @@ def measure_gap(
 def write_gap(folder: str | Path, results: str | Path, texts: StudyTexts) -> Path:
     """What `measure_gap` finds of a run, as gap-ARM-N.json."""
     row = measure_gap(folder, texts)
-    path = Path(results) / f"gap-{row['arm']}-{row['seed']}.json"
-    text = json.dumps(rounded(row), indent=None, separators=(",", ":")) + "\n"
-    replace_text(path, text)
-    return path
+    return write_json(row, Path(results) / f"gap-{row['arm']}-{row['seed']}.json")
 
 
 def read_gaps(results: str | Path) -> list[dict[str, Any]]:

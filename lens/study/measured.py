@@ -231,11 +231,13 @@ def read_rows(folder: str | Path) -> list[dict[str, Any]]:
 
 def write_row(row: dict[str, Any], folder: str | Path) -> Path:
     """One measured run as ARM-seed-N.json; a number in it is rounded to six digits."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{row['arm']['name']}-seed-{row['seed']}.json"
-    text = json.dumps(rounded(row), indent=None, separators=(",", ":"), allow_nan=True)
-    replace_text(path, text + "\n")
+    return write_json(row, Path(folder) / f"{row['arm']['name']}-seed-{row['seed']}.json")
+
+
+def write_json(row: dict[str, Any], path: Path) -> Path:
+    """A row as one line of JSON, its numbers rounded to six digits; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(rounded(row), separators=(",", ":")) + "\n")
     return path
 
 

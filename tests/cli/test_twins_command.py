@@ -65,3 +65,15 @@ def test_a_sweep_that_is_there_is_told_and_not_run_again(
     assert not (tmp_path / "runs").exists()
     assert main(["twins", "sweep", *where, "--cell", "v1-d1-l1"]) == 1
     assert "no cell" in capfd.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_not_read_on_another_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folders = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "rows")]
+    where = ["--corpus", "sample", "--other", "sample", *folders]
+    assert main(["twins", "domain", *where, "--name", "Not This"]) == 1
+    assert "small letters" in capfd.readouterr().err
+    assert main(["twins", "domain", *where, "--name", "sample"]) == 1
+    assert "holds no finished run" in capfd.readouterr().err
+    assert not (tmp_path / "rows").exists()

@@ -76,6 +76,7 @@ PUBLIC = {
     "read_profile",
     "readout_arms",
     "report",
+    "reproduce_domain",
     "reproduce_study",
     "reproduce_sweep",
     "reset_bias",

@@ -1,6 +1,7 @@
 import copy
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -107,3 +108,34 @@ def test_the_interaction_is_the_difference_of_two_effects(script: ModuleType) ->
     rows = [made(name, 0, value) for name, value in values.items()]
     assert "| d mean G | -2.000 | -7.000 | -5.000 |" in tables.scale(rows)
     assert tables.scale(rows[:-1]) == ""
+
+
+def test_a_condition_is_told_where_both_arms_have_a_seed(script: ModuleType) -> None:
+    tables = importlib.import_module("study_tables")
+    values = {"decayed-tied": 5.0, "decayed-untied-copy": 3.0, "tied-matched": 4.0}
+    rows = [made(name, 0, value) for name, value in values.items()]
+    assert "| 1 | -2.000 | -2.000 | -2.000 | -2.000 |" in tables.conditions(rows)
+    assert "tied-matched" not in tables.conditions(rows)
+    rows += [made("decayed-tied", 1, 5.0), made("decayed-untied-copy", 1, 4.0)]
+    # Mean -1.5, SD 0.707: Student's 12.706 over the root of two.
+    assert "| 2 | -1.500 (6.353) |" in tables.conditions(rows)
+    assert tables.conditions(rows[:1]) == ""
+
+
+def test_a_text_of_another_kind_is_told_with_its_ngrams(script: ModuleType, tmp_path: Path) -> None:
+    tables = importlib.import_module("study_tables")
+    assert tables.domains(tmp_path) == ""
+    beside = {
+        "format": "lens-study-domain-1",
+        "domain": {"name": "letters", "documents": 7},
+        "ngram_bits": {"bigram": 8.5, "trigram": 8.25},
+    }
+    for arm, value in (("tied", 5.0), ("untied-copy", 3.0)):
+        (tmp_path / f"domain-letters-{arm}-0.json").write_text(
+            json.dumps(made(arm, 0, value) | beside)
+        )
+    line = tables.domains(tmp_path).splitlines()[-1]
+    assert line == (
+        "| letters | 7 | 8.500 | 8.250 | 5.000 | 3.000 | 5.000 | 3.000 | 1 "
+        "| -2.000 | -2.000 | -2.000 | -2.000 |"
+    )
