@@ -28,16 +28,26 @@ from lens.errors import SelectionError
 from lens.measuring.statistics import holm
 from lens.study.arms import ARMS
 from lens.study.drift import mean_likeness, read_matrices
-from lens.study.effects import CONTRASTS, at_equal_loss, effect
+from lens.study.effects import CONTRASTS, at_equal_loss, effect, student_t
 from lens.study.measured import read_rows
 from lens.study.rates import Tuned, read_rates
+from lens.study.written import DOCUMENTS as WRITTEN_DOCUMENTS
 
 HERE = Path(__file__).parent
 PAGE, ROWS = HERE / "study.md", HERE / "study"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 CORE = ("tied", "untied-copy", "untied-own")
 PICTURE = "![KL, reading loss and what is not there yet by layer, for each arm](study.png)"
-SHOWN = ("reading loss G", "not there yet R", "KL", "usefulness X", "self-copy rate")
+SHOWN = (
+    "reading loss G",
+    "not there yet R",
+    "KL",
+    "copy term",
+    "rest term",
+    "median KL",
+    "usefulness X",
+    "self-copy rate",
+)
 HYPOTHESES = (
     ("1. Constraint, mean dG", "untied-copy", "tied", "mean dG"),
     ("2. Initialisation, mean dG", "untied-own", "untied-copy", "mean dG"),
@@ -181,7 +191,7 @@ def hypotheses(rows: list[dict[str, Any]]) -> str:
 
 def layers(rows: list[dict[str, Any]]) -> str:
     arms = [arm for arm in CORE if any(row["arm"]["name"] == arm for row in rows)]
-    lines = ["### By layer, mean over seeds, bits a token", ""]
+    lines = ["### By layer, mean over seeds, bits a token", "", "KL = G + R at each layer.", ""]
     for title, key in (
         ("KL(final ‖ logit lens)", "kl"),
         ("Not there yet, R", "not_there_yet"),
@@ -208,7 +218,9 @@ def contrast(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
     lines = [
         f"### {name.capitalize()} effect: {arm} less {less}, by layer",
         "",
-        f"Seeds: {len(found['KL'].seeds)}; half of the 95 % interval over seeds in brackets.",
+        f"Seeds: {len(found['KL'].seeds)}; half of the 95 % interval over seeds in brackets. Below "
+        f"0, {arm} has the smaller value: for G and KL, the better reading. d KL is dG and dR, and "
+        "also the copy term and the rest term.",
         "",
         "| difference | " + " | ".join(f"l = {i}" for i in range(n)) + " |",
         "|---|" + "--:|" * n,
@@ -221,19 +233,27 @@ def contrast(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
 
 
 def equal_loss(rows: list[dict[str, Any]], name: str, arm: str, less: str) -> str:
+    quantities = ("mean dG", "mean dR")
     try:
-        points, found = at_equal_loss(rows, arm, less, "mean dG")
-        _, kls = at_equal_loss(rows, arm, less, "mean dR")
+        found = {q: at_equal_loss(rows, arm, less, q) for q in quantities}
     except SelectionError:
         return ""
+    points, _ = found[quantities[0]]
     lines = [
-        f"At equal held-out loss ({name}), mean over the layers 1 to L - 1 and over seeds:",
+        f"At equal held-out loss ({name}), mean over the layers 1 to L - 1 and over seeds, half of "
+        "the 95 % interval over seeds in brackets; between the branches that were measured on the "
+        "same documents. The arms then differ in the tokens they have seen.",
         "",
         "| held-out bits | " + " | ".join(f"{p:.2f}" for p in points) + " |",
         "|---|" + "--:|" * len(points),
-        "| mean dG | " + " | ".join(f"{v:+.3f}" for v in found.mean(axis=(0, 2))) + " |",
-        "| mean dR | " + " | ".join(f"{v:+.3f}" for v in kls.mean(axis=(0, 2))) + " |",
     ]
+    for quantity, (_, values) in found.items():
+        n = len(values)
+        halves = student_t(n - 1) * values[:, :, 0].std(axis=0, ddof=1 if n > 1 else 0) / n**0.5
+        cells = [
+            f"{m:+.3f} ({number(h)})" for m, h in zip(values.mean((0, 2)), halves, strict=True)
+        ]
+        lines.append(f"| {quantity} | {' | '.join(cells)} |")
     of_arm = {
         each: {r["seed"]: r for r in rows if r["arm"]["name"] == each} for each in (less, arm)
     }
@@ -253,25 +273,32 @@ def tokens_to(row: dict[str, Any], bits: np.ndarray) -> np.ndarray:
 
 def further(rows: list[dict[str, Any]]) -> str:
     """The arms that no claim is tested on, beside the core arms of the same seeds."""
-    names = list(dict.fromkeys(row["arm"]["name"] for row in rows))
-    others = [name for name in ARMS if name in names and name not in CORE]
+    of_arm: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of_arm.setdefault(row["arm"]["name"], []).append(row)
+    others: dict[tuple[int, ...], list[str]] = {}
+    for name in ARMS:
+        if name in of_arm and name not in CORE:
+            others.setdefault(tuple(sorted(r["seed"] for r in of_arm[name])), []).append(name)
     if not others:
         return ""
-    seeds = {row["seed"] for row in rows if row["arm"]["name"] in others}
     lines = [
         "### Further arms, described without a test",
         "",
-        "Core arms of the same seeds first. mixed-k1-k2: two copied matrices, "
-        "g_E = g_in + k1 g_out and g_U = g_out + k2 g_in; (0, 0) is untied-copy and (1, 1) is "
-        "tied, bit for bit.",
+        "Arms with the same seeds stand together, the core arms of those seeds before them: "
+        "compare within a block. mixed-k1-k2: two copied matrices, g_E = g_in + k1 g_out and "
+        "g_U = g_out + k2 g_in; (0, 0) is untied-copy and (1, 1) is tied, bit for bit. "
+        "`lens twins arms` says what each varies.",
         "",
         f"| arm | seeds | {' | '.join(LAST_COLUMNS)} |",
-        "|---|--:|" + "--:|" * len(LAST_COLUMNS),
+        "|---|---|" + "--:|" * len(LAST_COLUMNS),
     ]
-    for name in [*(arm for arm in CORE if arm in names), *others]:
-        kept = [r for r in rows if r["arm"]["name"] == name and r["seed"] in seeds]
-        if kept:
-            lines.append(f"| {name} | {len(kept)} | {last_columns(kept)} |")
+    for seeds, names in sorted(others.items()):
+        for name in [*(arm for arm in CORE if arm in of_arm), *names]:
+            kept = [r for r in of_arm[name] if r["seed"] in seeds]
+            if len(kept) == len(seeds):
+                told = ", ".join(str(seed) for seed in seeds)
+                lines.append(f"| {name} | {told} | {last_columns(kept)} |")
     return "\n".join(lines)
 
 
@@ -308,8 +335,14 @@ def beside(rows: list[dict[str, Any]]) -> str:
         [
             *lines,
             "",
-            "Written: the share of each kind of part in the logit of the model's own first choice, "
-            "under the frozen final norm, summed over documents.",
+            "Skill: 1 less the KL over that of a context-free guess; its area is the mean over "
+            "layers. Depth: the first layer from which the first choice stays, over L. ECE: "
+            "confidence less accuracy, in bins, of the layer below the output. Temperature: the "
+            "best single one. Output share: |g_out| / (|g_in| + |g_out|) of what reaches the "
+            "matrices. Procrustes: the cosine after the best rotation. Copy score: the share of "
+            "tokens whose embedding, unembedded, has itself first. Written: the share of each kind "
+            "of part in the logit of the model's own first choice, under the frozen final norm, at "
+            f"one position of each of {WRITTEN_DOCUMENTS} documents.",
         ]
     )
 
@@ -347,8 +380,8 @@ def matrices() -> str:
             *lines,
             "",
             f'Mean over seeds ({counts}); in brackets the same with permuted rows. "Moved" is '
-            "W - W_0. Two tied twins of different seeds are the ceiling: they begin with different "
-            "matrices, so that only a rotation can match them. "
+            "W - W_0. Two tied twins of different seeds are the ceiling (each pair once): they "
+            "begin with different matrices, so that only a rotation can match them. "
             f"|W - W_0| / |W_0|, {arms[0]}: {far}.",
         ]
     )

@@ -14,7 +14,17 @@ from study_tables import with_section
 from lens.errors import SelectionError
 from lens.study.arms import PAIR
 from lens.study.effects import Effect
-from lens.study.sweep import CELLS, SIZES, SWEPT, Cell, Slopes, read_sweep, slopes, sweep_effects
+from lens.study.sweep import (
+    CELLS,
+    SIZES,
+    SWEPT,
+    Cell,
+    Slopes,
+    read_sweep,
+    slopes,
+    sweep_effects,
+    targets_per_byte,
+)
 from lens.study.twins import GATE
 
 HERE = Path(__file__).parent
@@ -27,7 +37,8 @@ Rows = Mapping[str, list[dict[str, Any]]]
 
 def section(rows: Rows) -> str:
     """Each cell, and the slopes over all."""
-    effects = {quantity: sweep_effects(rows, quantity) for quantity in SWEPT}
+    per_byte = targets_per_byte(ROWS)
+    effects = {quantity: sweep_effects(rows, quantity, per_byte) for quantity in SWEPT}
     done = next(iter(effects.values()))
     if not done:
         return "No cell has a tied and an untied run yet."
@@ -50,17 +61,17 @@ def cells(rows: Rows, effects: Mapping[str, Mapping[str, Effect]]) -> str:
     """A line for each cell: losses, n-grams, G, R and their differences."""
     lines = [
         "| V | d, L | V d / N | seeds | tied loss | untied loss | below | tied G | untied G "
-        "| d loss | mean dG | mean dR | tied copies, l = 1 |",
-        "|--:|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|",
+        f"| tied copies, l = 1 | {' | '.join(f'd {what}' for what in SWEPT.values())} |",
+        "|--:|---|--:|--:|--:|--:|---|--:|--:|--:|" + "--:|" * len(SWEPT),
     ]
     for name, one in next(iter(effects.values())).items():
         cell = CELLS[name]
         losses = [mean(rows[name], arm, one.seeds, "loss_bits") for arm in PAIR]
         read = [mean(rows[name], arm, one.seeds, "reading_loss") for arm in PAIR]
         copies = mean(rows[name], "tied", one.seeds, "copy_rate", layer=1)
-        values = [f"{v:.3f}" for v in losses] + [passed(cell, losses)]
-        values += [f"{v:.3f}" for v in read]
-        values += [f"{of[name].mean[0]:+.3f}" for of in effects.values()] + [f"{copies:.3f}"]
+        values = [f"{v:.3f}" for v in losses] + [passed(cell, rows[name])]
+        values += [f"{v:.3f}" for v in (*read, copies)]
+        values += [f"{of[name].mean[0]:+.3f}" for of in effects.values()]
         lines.append(
             f"| {cell.d_vocab:,} | {cell.d_model}, {cell.n_layers} | {2**cell.log2_share:.3f} "
             f"| {len(one.seeds)} | " + " | ".join(values) + " |"
@@ -69,17 +80,20 @@ def cells(rows: Rows, effects: Mapping[str, Mapping[str, Effect]]) -> str:
         [
             *lines,
             "",
-            "Bits a token of the cell's own vocabulary, means over seeds; G over the layers 1 to "
-            "L - 1. Below: the best n-gram model (fitted on the same training text) that both arms "
-            "are better than.",
+            "Losses and G in bits a token of the cell's own vocabulary, means over seeds; "
+            "differences, untied-copy less tied, in bits a byte of the text, the unit that "
+            "vocabularies share. G over the layers 1 to L - 1, middle G over those from a quarter "
+            "to three quarters of the depth, which the three depths share. Below: the best n-gram "
+            "model (fitted on the same training text) that every run of the cell is better than.",
         ]
     )
 
 
-def passed(cell: Cell, losses: list[float]) -> str:
-    """The best of the n-gram models that both losses are below."""
+def passed(cell: Cell, rows: list[dict[str, Any]]) -> str:
+    """The best of the n-gram models that all runs of a cell are below."""
     bits = json.loads((ROWS / f"v{cell.d_vocab}" / GATE).read_text("utf-8"))["bits"]
-    below = [n for n in ("trigram", "bigram", "unigram") if max(losses) < bits[n]]
+    worst = max(row["branches"][-1]["loss_bits"] for row in rows)
+    below = [n for n in ("trigram", "bigram", "unigram") if worst < bits[n]]
     return below[0] if below else "none"
 
 
@@ -105,7 +119,7 @@ def slope_table(effects: Mapping[str, Mapping[str, Effect]]) -> str:
         return ""
     n = next(iter(found.values()))[0].n_cells
     lines = [
-        f"Change for each doubling, least squares over {n} cells, 95 % in brackets:",
+        f"Change for each doubling in bits a byte, least squares over {n} cells, 95 % in brackets:",
         "",
         "| difference | of V d / N | R2 | of V | of N / d | R2 |",
         "|---|--:|--:|--:|--:|--:|",
@@ -119,18 +133,18 @@ def slope_table(effects: Mapping[str, Mapping[str, Effect]]) -> str:
 
 
 def slope(found: Slopes, term: int) -> str:
-    """As "+0.120 [+0.080, +0.160]"."""
+    """As "+0.1200 [+0.0800, +0.1600]"."""
     middle, half = found.slope[term], found.half_width[term]
-    return f"{middle:+.3f} [{middle - half:+.3f}, {middle + half:+.3f}]"
+    return f"{middle:+.4f} [{middle - half:+.4f}, {middle + half:+.4f}]"
 
 
 def figure(rows: Rows) -> None:
     """d loss and mean dG against V d / N, a line for each size, written beside the page."""
     from lens.show.responses import Response, response_lines
 
-    panels = {}
-    for quantity, heading in (("held-out loss", "d held-out loss"), ("mean dG", "mean dG")):
-        effects = sweep_effects(rows, quantity)
+    panels, per_byte = {}, targets_per_byte(ROWS)
+    for quantity, heading in (("held-out loss", "d held-out loss"), ("middle dG", "d middle G")):
+        effects = sweep_effects(rows, quantity, per_byte)
         groups = {}
         for d_model, n_layers in SIZES:
             of_size = [
@@ -145,7 +159,7 @@ def figure(rows: Rows) -> None:
                 dose=np.array([2**cell.log2_share for cell, _ in of_size]),
                 values=np.column_stack([e.differences[:n, 0] for _, e in of_size]),
             )
-        panels[f"{heading}, bits a token"] = groups
+        panels[f"{heading}, bits a byte"] = groups
     response_lines(
         panels,
         dose="V d / N",
@@ -157,12 +171,15 @@ def figure(rows: Rows) -> None:
 
 
 def finding(rows: Rows) -> str:
-    """What a doubling of the share does to the loss, as far as there are cells to tell."""
+    """What a doubling of the share does to the loss, as far as the cells can tell."""
     try:
-        found = slopes(sweep_effects(rows, "held-out loss"))
+        found = slopes(sweep_effects(rows, "held-out loss", targets_per_byte(ROWS)))
     except SelectionError:
         return "Untied less tied, by the share of the matrix"
-    return f"Each doubling of V d / N moves d loss (untied less tied) by {found.slope[0]:+.3f} bits"
+    if abs(found.slope[0]) < found.half_width[0]:
+        return "The share of the matrix does not tell what untying does to the loss"
+    moved = f"{found.slope[0]:+.4f} bits a byte"
+    return f"Each doubling of V d / N moves d loss (untied less tied) by {moved}"
 
 
 def filled(page: str, rows: Rows) -> str:

@@ -1,6 +1,6 @@
 """Tables of docs/study.md beside those of the core arms: dose, conditions, texts, gap, depth."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from lens.study.domain import read_domains
 from lens.study.effects import CONTRASTS, QUANTITIES, Effect, effect
 from lens.study.gap import depth_by_entropy, read_gaps
 
-ORDER = "readout first"
 DOSE_PICTURE = "![Reading loss, KL and loss by the share of the other gradient](study_dose.png)"
 DOSED = {
     0.0: "untied-copy",
@@ -23,6 +22,7 @@ DOSED = {
     0.75: "mixed-0.75-0.75",
     1.0: "tied",
 }
+ONE_SEED = "One seed: an interaction of a bit lies within what two seeds of a pair differ by."
 COMPARED = {
     "held-out loss": "held-out loss",
     "mean dG": "mean G",
@@ -40,9 +40,9 @@ CONDITIONS = (
     ("weight decay on the matrices", "decayed-untied-copy", "decayed-tied"),
     ("Granite", "granite-untied-copy", "granite-tied"),
     ("Granite, sqrt(d) at the lookup", "scaled-untied-copy", "scaled-tied"),
-    ("untied at half of training", "tied-then-untied", "tied-resumed"),
-    ("tied at half of training", "untied-then-tied", "untied-copy"),
-    ("control: stopped and resumed", "tied-resumed", "tied"),
+    ("untied at half of training, not", "tied-then-untied", "tied-resumed"),
+    ("not, tied at half of training", "untied-copy", "untied-then-tied"),
+    ("control, both tied: stopped at half and resumed, not", "tied-resumed", "tied"),
 )
 """A pair of arms that differ in the tie, and what they share that the core pair has not."""
 
@@ -110,7 +110,8 @@ def scale(rows: list[dict[str, Any]]) -> str:
         "",
         "Granite's class, with sqrt(d) at the lookup and first values divided by it (scaled), and "
         "without (granite): untied-copy less tied in each, and the difference of the two, which "
-        f"says what of the effect hangs on the scale. Seeds: {len(seeds)}.",
+        "says what of the effect hangs on the scale."
+        + (f" Seeds: {len(seeds)}." if len(seeds) > 1 else f" {ONE_SEED}"),
         "",
         "| untied-copy less tied | without the scale | with it | interaction |",
         "|---|--:|--:|--:|",
@@ -140,8 +141,8 @@ def conditions(rows: list[dict[str, Any]]) -> str:
         [
             "### Untying where something else is different too",
             "",
-            "Each line is one arm less another of the same seeds; half of the 95 % interval over "
-            "seeds in brackets, where there are two.",
+            "Each line is an untied arm less a tied one of the same seeds (the last one is a "
+            "control); half of the 95 % interval over seeds in brackets, where there are two.",
             "",
             f"| | arm | less | seeds | {' | '.join(f'd {name}' for name in COMPARED.values())} |",
             "|---|---|---|--:|" + "--:|" * len(COMPARED),
@@ -229,33 +230,37 @@ def taken_apart(folder: Path) -> str:
     if not rows:
         return ""
     first = rows[0]
-    terms = first["orders"][ORDER]["terms"]
-    lines = [
+    parts = [
         "### What closes the gap",
-        "",
         "KL(final ‖ logit lens), and by how much it falls as each term is freed in turn, fitted by "
         "KL on other documents: temperature, a bias over the vocabulary (frequency), a shift of "
-        "the state, a diagonal map, a rotated one, any. Means over seeds "
+        "the state, a diagonal map (scale), a rotated one, any. What a term takes depends on what "
+        "was freed before it, so both orders are shown: the readout first, and the map first. "
+        "Means over seeds "
         f"({', '.join(f'{arm} {len(of_arm(rows, arm))}' for arm in PAIR)}), "
         f"{first['positions']:,} positions each, fitted on {first['fit_positions']:,}.",
-        "",
-        "| arm | layer | KL | " + " | ".join(terms) + " | what is left | temperature alone |",
-        "|---|--:|--:|" + "--:|" * (len(terms) + 2),
+        *("\n".join(gap_table(rows, order)) for order in first["orders"]),
     ]
+    return "\n\n".join(parts)
+
+
+def gap_table(rows: list[dict[str, Any]], order: str) -> Iterator[str]:
+    """One order of freeing: a line for each arm and layer."""
+    terms, layers = rows[0]["orders"][order]["terms"], rows[0]["layers"]
+    at = terms.index("temperature") + 1
+    yield f"| {order} | layer | KL | {' | '.join(terms)} | what is left | temperature |"
+    yield "|---|--:|--:|" + "--:|" * (len(terms) + 2)
     for arm in PAIR:
-        found = [row["orders"][ORDER] for row in of_arm(rows, arm)]
+        found = [row["orders"][order] for row in of_arm(rows, arm)]
         if not found:
             continue
         kl = np.mean([f["kl"] for f in found], axis=0)
-        alone = np.exp(np.mean(np.log([[t[1] for t in f["temperature"]] for f in found]), axis=0))
-        for place, layer in enumerate(first["layers"]):
+        fitted = np.exp(np.mean(np.log([[t[at] for t in f["temperature"]] for f in found]), axis=0))
+        for place, layer in enumerate(layers):
             cells = [kl[place, 0], *np.diff(kl[place]), kl[place, -1]]
             shown = [f"{cells[0]:.3f}", *(f"{v:+.3f}" for v in cells[1:-1]), f"{cells[-1]:.3f}"]
-            shown.append(f"{alone[place]:.2f}" if alone[place] < 100 else "over 100")
-            lines.append(f"| {arm} | {layer} | {' | '.join(shown)} |")
-    return "\n".join(
-        [*lines, "", "Drops depend on the order; the files hold the other one (map first) too."]
-    )
+            shown.append(f"{fitted[place]:.2f}" if fitted[place] < 100 else "over 100: uniform")
+            yield f"| {arm} | {layer} | {' | '.join(shown)} |"
 
 
 def depths(folder: Path) -> str:

@@ -141,17 +141,17 @@ def sweep(
 ) -> None:
     """Train and measure tied and untied twins at three sizes and three vocabularies.
 
-    Prints what untying does to loss and reading loss in each cell that has both, and its slope
-    against log2(V d / N). What is there already is not run again.
+    Prints what untying does to loss and reading loss in each cell that has both, in bits a byte of
+    the text, and its slope against log2(V d / N). What is there already is not run again.
     """
     import torch
 
     from lens.cli_tables import columns_table, emit
-    from lens.study.sweep import read_sweep, reproduce_sweep, sweep_table
+    from lens.study.sweep import read_sweep, reproduce_sweep, sweep_table, targets_per_byte
 
     torch.set_num_threads(threads)
     reproduce_sweep(corpus, out, results, cells=cell, seeds=seeds, progress=emit)
-    heading, *rows = sweep_table(read_sweep(results))
+    heading, *rows = sweep_table(read_sweep(results), targets_per_byte(results))
     emit(columns_table(heading, rows))
 
 

@@ -23,6 +23,7 @@ from lens.study.recipe import recipe_of
 from lens.study.run import RUN, branch_folder, is_finished, read_formatted, replace_text
 
 FORMAT = "lens-study-matrices-1"
+CEILING = "tied W, tied W of another seed"
 UNTIED = ("untied-copy", "untied-own")
 Matrix = Float[Tensor, "_ d"]
 
@@ -101,7 +102,7 @@ def pairs_of(
     yield "moved: tied W, untied E", tied.moved(0), untied.moved(0)
     yield "moved: tied W, untied U", tied.moved(0), untied.moved(1)
     if other is not None:
-        yield "tied W, tied W of another seed", tied.last[0], other.last[0]
+        yield CEILING, tied.last[0], other.last[0]
 
 
 def compare_matrices(folder: str | Path, seed: int, arm: str) -> dict[str, Any] | None:
@@ -154,6 +155,11 @@ def read_matrices(results: str | Path) -> list[dict[str, Any]]:
 
 
 def mean_likeness(rows: list[dict[str, Any]], name: str, key: str) -> float:
-    """The mean over seeds of one number; NaN where no row has it."""
-    values = [row["likeness"][name][key] for row in rows if name in row["likeness"]]
-    return float(np.mean(values)) if values else float("nan")
+    """The mean of one number over seeds, of two tied twins over pairs; NaN where no row has it."""
+    values: dict[Any, float] = {}
+    for row in rows:
+        if name in row["likeness"]:
+            # Two seeds that are each other's nearest are one pair.
+            of = frozenset((row["seed"], row["ceiling_seed"])) if name == CEILING else row["seed"]
+            values[of] = row["likeness"][name][key]
+    return float(np.mean(list(values.values()))) if values else float("nan")

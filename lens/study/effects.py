@@ -1,6 +1,7 @@
 """Two arms of the study, seed by seed: signed effects, with the seeds' own spread and a test."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,7 @@ QUANTITIES: dict[str, Callable[[Row], Any]] = {
     "reading loss G": lambda b: b["reading_loss"],
     "not there yet R": lambda b: b["not_there_yet"],
     "KL": lambda b: b["kl"],
+    "median KL": lambda b: b["median_kl"],
     "usefulness X": lambda b: b["usefulness"],
     "self-copy rate": lambda b: b["copy_rate"],
     "copy term": lambda b: b["copy_bits"],
@@ -77,12 +79,22 @@ QUANTITIES: dict[str, Callable[[Row], Any]] = {
     "skill": lambda b: b["skill"],
     "top-1 agreement": lambda b: b["agreement"],
     "mean dG": lambda b: [float(np.mean(b["reading_loss"][1:-1]))],
+    "middle dG": lambda b: [float(np.mean(_middle(b["reading_loss"])))],
     "mean dR": lambda b: [float(np.mean(b["not_there_yet"][1:-1]))],
     "skill area": lambda b: [b["skill_area"]],
     "mean depth": lambda b: [b["mean_depth"]],
     "held-out loss": lambda b: [b["loss_bits"]],
 }
-"""What a branch's row gives; "mean" is over the layers 1 to n_layers - 1: the primary outcome."""
+"""What a branch's row gives; "mean" is over the layers 1 to n_layers - 1: the primary outcome.
+
+"middle" is over the layers from a quarter to three quarters of the depth, which models of different
+depths have in common.
+"""
+
+
+def _middle(by_layer: Sequence[float]) -> Sequence[float]:
+    n_layers = len(by_layer) - 1
+    return by_layer[math.ceil(n_layers / 4) : 3 * n_layers // 4 + 1]
 
 
 def effect(rows: Sequence[Row], arm: str, less: str, quantity: str, *, branch: int = -1) -> Effect:
@@ -121,15 +133,23 @@ def at_equal_loss(
 ) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, "seed point entry"]]:
     """Differences where both arms have the same held-out loss, between their branches.
 
-    Each branch has decayed, so that the loss is not the rate's; it is over all held-out documents,
-    the quantity over those that the branch was measured on. Between two of them the quantity
-    is taken to be linear in the loss; losses are evenly spaced in what all runs have passed.
+    Each branch has decayed, so that the loss is not the rate's; it is over all held-out documents.
+    Branches are those that were measured on as many documents as most were, the same ones. Between
+    two of them the quantity is taken to be linear in the loss; losses are evenly spaced in what all
+    runs have passed.
     """
     one, other = _by_seed(rows, arm), _by_seed(rows, less)
     seeds = sorted(set(one) & set(other))
-    runs = [side[s] for s in seeds for side in (one, other)]
-    _require_alike(runs)
-    losses = [[b["loss_bits"] for b in run["branches"]] for run in runs]
+    _require_alike([side[s] for s in seeds for side in (one, other)])
+    counts = Counter(
+        b.get("n_documents") for side in (one, other) for s in seeds for b in side[s]["branches"]
+    )
+    kept = counts.most_common(1)[0][0] if counts else None
+    one, other = (
+        {s: [b for b in side[s]["branches"] if b.get("n_documents") == kept] for s in seeds}
+        for side in (one, other)
+    )
+    losses = [[b["loss_bits"] for b in side[s]] for s in seeds for side in (one, other)]
     if not seeds or max(min(found) for found in losses) >= min(max(found) for found in losses):
         raise SelectionError(f"The runs of {arm!r} and {less!r} share no range of held-out loss.")
     points = np.linspace(min(max(f) for f in losses), max(min(f) for f in losses), n_points)
@@ -139,9 +159,9 @@ def at_equal_loss(
     return points, found
 
 
-def _at(run: Row, quantity: str, points: np.ndarray) -> np.ndarray:
-    losses = np.array([b["loss_bits"] for b in run["branches"]])
-    values = np.array([QUANTITIES[quantity](b) for b in run["branches"]])
+def _at(branches: Sequence[Row], quantity: str, points: np.ndarray) -> np.ndarray:
+    losses = np.array([b["loss_bits"] for b in branches])
+    values = np.array([QUANTITIES[quantity](b) for b in branches])
     order = np.argsort(losses)
     columns = [np.interp(points, losses[order], column) for column in values[order].T]
     return np.stack(columns, axis=1)

@@ -1,5 +1,6 @@
 """The size sweep: what untying does, against how large the matrix is beside the model."""
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from lens.errors import SelectionError
+from lens.errors import ResultFileError, SelectionError
 from lens.study.arms import PAIR, arm_of
 from lens.study.effects import CONTRASTS, Effect, effect, student_t
 from lens.study.measured import measure_run, read_rows, write_row
@@ -29,7 +30,12 @@ STEPS, DECAY_STEPS = 600, 100
 MEASURING = {"tuning_steps": 60, "last_documents": 60, "gradient_targets": 2048}
 """Options of `measure_run` where those of the study would take longer than the training."""
 
-SWEPT = {"held-out loss": "loss", "mean dG": "mean G", "mean dR": "mean R"}
+SWEPT = {
+    "held-out loss": "loss",
+    "mean dG": "mean G",
+    "middle dG": "middle G",
+    "mean dR": "mean R",
+}
 """What `effect` calls a difference: what it is a difference in."""
 
 
@@ -133,14 +139,46 @@ def read_sweep(results: str | Path) -> dict[str, list[dict[str, Any]]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
-def sweep_effects(rows: Mapping[str, Sequence[Any]], quantity: str) -> dict[str, Effect]:
-    """Untied-copy less tied in each cell that has a seed of both, paired by seed."""
-    return {
+def targets_per_byte(results: str | Path) -> dict[int, float]:
+    """Scored tokens a byte of the held-out texts, by vocabulary, as each gate.json says.
+
+    Raises ResultFileError where one cannot be read.
+    """
+    found = {}
+    for d_vocab in sorted({cell.d_vocab for cell in CELLS.values()}):
+        path = Path(results) / f"v{d_vocab}" / GATE
+        if path.is_file():
+            try:
+                gate = json.loads(path.read_text("utf-8"))
+                found[d_vocab] = gate["held_out_targets"] / gate["held_out_bytes"]
+            except (ValueError, LookupError, TypeError) as error:
+                raise ResultFileError(
+                    f"{path} does not say how long its texts are ({type(error).__name__}: "
+                    f"{error}). Remove it; the sweep writes it again with the next row."
+                ) from None
+    return found
+
+
+def sweep_effects(
+    rows: Mapping[str, Sequence[Any]], quantity: str, per_byte: Mapping[int, float] | None = None
+) -> dict[str, Effect]:
+    """Untied-copy less tied in each cell that has a seed of both, paired by seed.
+
+    In bits a token of the cell's own vocabulary; with `per_byte`, what `targets_per_byte` gives, in
+    bits a byte of the text, the unit that cells of different vocabularies share.
+    """
+    found = {
         name: effect(of_cell, *CONTRASTS["constraint"], quantity)
         for name, of_cell in rows.items()
         if set.intersection(
             *({r["seed"] for r in of_cell if r["arm"]["name"] == arm} for arm in PAIR)
         )
+    }
+    if per_byte is None:
+        return found
+    rates = {name: per_byte[CELLS[name].d_vocab] for name in found}
+    return {
+        name: replace(one, differences=one.differences * rates[name]) for name, one in found.items()
     }
 
 
@@ -149,7 +187,8 @@ class Slopes:
     """Least squares over cells: the change for each doubling, with Student's 95 % half-widths.
 
     The cells are the sample, so that the interval is about sizes such as these; a seed's own
-    spread is a part of what scatters them. `explained` is R squared.
+    spread is a part of what scatters them. `explained` is R squared, NaN where
+    all cells differ alike.
     """
 
     terms: tuple[str, ...]
@@ -185,19 +224,25 @@ def slopes(effects: Mapping[str, Effect], *, apart: bool = False) -> Slopes:
     rest = values - design @ found
     variance = rest @ rest / free * np.linalg.inv(design.T @ design).diagonal()
     centred = values - values.mean()
+    total = float(centred @ centred)
     return Slopes(
         terms=terms,
         slope=found[1:],
         half_width=student_t(free) * np.sqrt(variance[1:]),
         n_cells=len(cells),
-        explained=float(1 - rest @ rest / (centred @ centred)),
+        explained=1 - float(rest @ rest) / total if total else math.nan,
     )
 
 
-def sweep_table(rows: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
-    """Lines of a table, the heading first: each cell, and beneath them the slope of each column."""
+def sweep_table(
+    rows: Mapping[str, Sequence[Any]], per_byte: Mapping[int, float]
+) -> Iterator[tuple[str, ...]]:
+    """Lines of a table, the heading first: each cell, and beneath them the slope of each column.
+
+    In bits a byte of the text.
+    """
     yield "cell", "V d / N", "seeds", *(f"d {quantity}" for quantity in SWEPT.values())
-    found = {quantity: sweep_effects(rows, quantity) for quantity in SWEPT}
+    found = {quantity: sweep_effects(rows, quantity, per_byte) for quantity in SWEPT}
     first = next(iter(found.values()))
     for name, one in first.items():
         values = (f"{of[name].mean[0]:+.3f}" for of in found.values())

@@ -10,7 +10,7 @@ from lens.errors import SelectionError
 from lens.study.arms import ARMS, CORE, PAIR, arm_of
 from lens.study.drift import write_matrices
 from lens.study.gap import GAP_SEEDS, write_gap
-from lens.study.held_out import ngram_losses
+from lens.study.held_out import held_out_windows, ngram_losses
 from lens.study.measured import measure_run, write_row
 from lens.study.recipe import Recipe
 from lens.study.run import Progress, replace_text, told, train
@@ -98,13 +98,20 @@ def reproduce_study(
 
 
 def write_gate(texts: StudyTexts, recipe: Recipe, folder: str | Path) -> Path:
-    """What a twin's held-out loss must beat: n-gram models on the same tokens, as gate.json."""
+    """What a twin's held-out loss must beat: n-gram models on the same tokens, as gate.json.
+
+    Beside it, how many tokens are scored and the bytes of their texts: bits a token times the one
+    over the other are bits a byte, which compare across vocabularies.
+    """
     losses = ngram_losses(texts, window_tokens=recipe.window_tokens)
+    windows = held_out_windows(texts, recipe.window_tokens)
     gate = {
         "texts": texts.hash,
         "training_tokens": len(texts.stream),
         "training_documents": len(texts.train),
         "held_out_documents": len(texts.held_out),
+        "held_out_targets": sum(len(w) - 1 for w in windows),
+        "held_out_bytes": sum(d.n_bytes for d in texts.held_out.documents),
         "sources": len(texts.train.sources),
         "bits": asdict(losses),
     }

@@ -195,6 +195,26 @@ def test_arms_that_differ_only_in_loss_agree_at_equal_loss() -> None:
     assert np.abs(found).max() < 1e-12
 
 
+def test_equal_loss_is_told_of_branches_with_the_same_documents() -> None:
+    """A last branch on other documents reads 10 bits worse, in both arms: none of it is used."""
+    rows = []
+    for arm, losses in (("tied", [9.0, 7.0, 5.0, 3.0]), ("untied-copy", [8.0, 6.0, 4.0, 2.0])):
+        curves = [[2 * x, x, x / 2, 0.0] for x in losses[:-1]] + [[10.0 * losses[0]] * 4]
+        row = made(arm, 0, curves, losses)
+        for branch in row["branches"]:
+            branch["n_documents"] = 24
+        row["branches"][-1]["n_documents"] = 200
+        rows.append(row)
+    points, found = at_equal_loss(rows, "untied-copy", "tied", "KL")
+    assert (points.min(), points.max()) == (5.0, 8.0)
+    assert np.abs(found).max() < 1e-12
+    for row in rows:
+        row["branches"][-1]["n_documents"] = 24
+    points, found = at_equal_loss(rows, "untied-copy", "tied", "KL")
+    assert points.min() == 3.0
+    assert np.abs(found).max() > 1
+
+
 def test_runs_that_are_not_alike_are_not_compared() -> None:
     rows = pair(1.0, 0)
     for key in ("texts", "options", "recipe"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lens.study.sweep as sweep
-from lens.errors import SelectionError
+from lens.errors import ResultFileError, SelectionError
 from lens.study.arms import PAIR, arm_of
 from lens.study.building import build, matrices
 from lens.study.sweep import (
@@ -18,6 +18,7 @@ from lens.study.sweep import (
     sweep_effects,
     sweep_recipe,
     sweep_table,
+    targets_per_byte,
 )
 from tests.study.small import RECIPE, corpus
 
@@ -133,16 +134,42 @@ def test_a_sweep_is_trained_measured_written_and_not_run_again(
     assert list(rows) == list(TINY)
     for name, of_cell in rows.items():
         assert {row["recipe"]["d_vocab"] for row in of_cell} == {TINY[name].d_vocab}
-    table = list(sweep_table(rows))
+    per_byte = targets_per_byte(tmp_path / "results")
+    table = list(sweep_table(rows, per_byte))
     assert [line[0] for line in table] == ["cell", *TINY, "for each doubling"]
     own = rows["v280-d16-l2"]
     less = own[1]["branches"][-1]["loss_bits"] - own[0]["branches"][-1]["loss_bits"]
-    assert table[1][3] == f"{less:+.3f}"
+    assert table[1][3] == f"{less * per_byte[280]:+.3f}"
+    # More tokens make fewer of them to a byte.
+    assert per_byte[280] > per_byte[300] > per_byte[320] > 0
     # Nothing is trained twice; another seed is.
     assert reproduce_sweep(corpus(), tmp_path / "runs", tmp_path / "results", **told) == []
     more = told | {"seeds": 2, "cells": ["v300-d16-l2"]}
     written = reproduce_sweep(corpus(), tmp_path / "runs", tmp_path / "results", **more)
     assert [p.name for p in written] == ["tied-seed-1.json", "untied-copy-seed-1.json"]
+
+
+def test_a_difference_in_bits_a_byte_is_that_of_the_cells_own_tokens() -> None:
+    rows = rows_where(dict.fromkeys(CELLS, 1.0))
+    rates = {512: 0.5, 2048: 0.25, 8192: 0.125}
+    found = sweep_effects(rows, "held-out loss", rates)
+    plain = sweep_effects(rows, "held-out loss")
+    for name, one in found.items():
+        rate = rates[CELLS[name].d_vocab]
+        assert one.differences == pytest.approx(plain[name].differences * rate)
+        assert one.half_width == pytest.approx(plain[name].half_width * rate)
+    # What is the same in bits a token is none of the vocabulary's in bits a byte.
+    assert slopes(found, apart=True).slope[0] < -0.05
+    assert slopes(plain, apart=True).slope[0] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"held_out_targets": "x"}'])
+def test_a_gate_without_its_lengths_is_refused(tmp_path: Path, text: str) -> None:
+    assert targets_per_byte(tmp_path) == {}
+    (tmp_path / "v512").mkdir()
+    (tmp_path / "v512" / "gate.json").write_text(text)
+    with pytest.raises(ResultFileError, match="how long its texts are"):
+        targets_per_byte(tmp_path)
 
 
 def test_an_unknown_cell_is_refused(tmp_path: Path) -> None:
