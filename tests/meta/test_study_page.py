@@ -139,3 +139,32 @@ def test_a_text_of_another_kind_is_told_with_its_ngrams(script: ModuleType, tmp_
         "| letters | 7 | 8.500 | 8.250 | 5.000 | 3.000 | 5.000 | 3.000 | 1 "
         "| -2.000 | -2.000 | -2.000 | -2.000 |"
     )
+
+
+def test_a_further_arm_stands_beside_core_arms_of_its_own_seeds(script: ModuleType) -> None:
+    rows = [made("tied", seed, 5.0 + seed) for seed in range(3)]
+    rows += [made("mixed-1-0", 0, 4.0), made("scaled-tied", 0, 3.0), made("scaled-tied", 1, 3.5)]
+    table = [line for line in script.further(rows).splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[:3] for line in table[1:]] == [
+        ["| tied", "0", "5.000"],
+        ["| mixed-1-0", "0", "4.000"],
+        ["| tied", "0, 1", "5.500"],
+        ["| scaled-tied", "0, 1", "3.250"],
+    ]
+    assert script.further(rows[:3]) == ""
+
+
+def test_a_table_of_equal_loss_has_its_half_widths(script: ModuleType) -> None:
+    def trained(arm: str, seed: int, worse: float) -> dict[str, Any]:
+        row = made(arm, seed, 0.0)
+        branches = [made(arm, seed, loss + worse)["branches"][0] for loss in (3.0, 2.0, 1.0)]
+        for number, branch in enumerate(branches):
+            branch |= {"n_documents": 24, "tokens": 100 * (number + 1), "loss_bits": 3.0 - number}
+        return row | {"branches": branches}
+
+    rows = [trained("tied", seed, 0.0) for seed in (0, 1)]
+    rows += [trained("untied-copy", seed, 1.0 + seed) for seed in (0, 1)]
+    told = script.equal_loss(rows, "constraint", "untied-copy", "tied")
+    # Differences 1 and 2: mean 1.5, and Student's 12.706 x 0.7071 over the root of two.
+    assert "| mean dG | +1.500 (6.353) |" in told
+    assert "| tokens, tied | 100 | 150 | 200 | 250 | 300 |" in told
