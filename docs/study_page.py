@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_figures import change_figure, core_figure, dose_figure
 from study_tables import (
+    CORE,
     LAST_COLUMNS,
     attempt,
+    changes,
     conditions,
     depths,
     domains,
     dose,
-    dose_figure,
+    last,
     last_columns,
     scale,
     taken_apart,
@@ -28,7 +31,7 @@ from lens.errors import SelectionError
 from lens.measuring.statistics import holm
 from lens.study.arms import ARMS
 from lens.study.drift import mean_likeness, read_matrices
-from lens.study.effects import CONTRASTS, at_equal_loss, effect, student_t
+from lens.study.effects import CONTRASTS, at_equal_loss, student_t
 from lens.study.measured import read_rows
 from lens.study.rates import Tuned, read_rates
 from lens.study.written import DOCUMENTS as WRITTEN_DOCUMENTS
@@ -36,7 +39,6 @@ from lens.study.written import DOCUMENTS as WRITTEN_DOCUMENTS
 HERE = Path(__file__).parent
 PAGE, ROWS = HERE / "study.md", HERE / "study"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
-CORE = ("tied", "untied-copy", "untied-own")
 PICTURE = "![KL, reading loss and what is not there yet by layer, for each arm](study.png)"
 SHOWN = (
     "reading loss G",
@@ -68,36 +70,16 @@ def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
     ]
     for name, (arm, less) in CONTRASTS.items():
         parts += [contrast(rows, name, arm, less), equal_loss(rows, name, arm, less)]
-    parts += [further(rows), dose(rows), conditions(rows), scale(rows), domains(ROWS)]
+    parts += [
+        further(rows),
+        dose(rows),
+        changes(rows),
+        conditions(rows),
+        scale(rows),
+        domains(ROWS),
+    ]
     parts += [taken_apart(ROWS), depths(ROWS), beside(rows), matrices(), training(rows)]
     return "\n\n".join(part for part in parts if part)
-
-
-def figure(rows: list[dict[str, Any]]) -> None:
-    """KL, R and G of the core arms by layer, written beside the page."""
-    from lens.show.arms import Panel, arm_curves
-
-    arms = [arm for arm in CORE if any(row["arm"]["name"] == arm for row in rows)]
-    panels = [
-        Panel(
-            heading=heading,
-            arms={arm: last(rows, arm, lambda b, key=key: b[key]) for arm in arms},
-            logarithmic=logarithmic,
-        )
-        for heading, key, logarithmic in (
-            ("KL(final ‖ logit lens), bits", "kl", True),
-            ("reading loss G, bits", "reading_loss", True),
-            ("not there yet R, bits", "not_there_yet", False),
-        )
-    ]
-    found = effect(rows, "untied-copy", "tied", "mean dG")
-    word = "worse" if found.mean[0] > 0 else "better"
-    arm_curves(
-        *panels,
-        title=f"Untied, the lens reads {word}: mean dG {found.mean[0]:+.2f} bits a token",
-        subtitle=f"untied-copy less tied, layers 1 to L - 1, seeds: {len(found.seeds)}; "
-        "thin lines are seeds; by law 0 at the last layer",
-    ).write_image(HERE / "study.png", scale=2)
 
 
 def finished(rows: list[dict[str, Any]]) -> str:
@@ -416,10 +398,6 @@ def training(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def last(rows: list[dict[str, Any]], arm: str, of: Any) -> np.ndarray:
-    return np.array([of(row["branches"][-1]) for row in rows if row["arm"]["name"] == arm])
-
-
 def number(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3f}"
 
@@ -441,8 +419,9 @@ def filled(page: str, rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     rows = read_rows(ROWS)
     PAGE.write_text(filled(PAGE.read_text("utf-8"), rows), encoding="utf-8")
-    figure(rows)
+    core_figure(rows, HERE)
     dose_figure(rows, HERE)
+    change_figure(rows, HERE)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,13 @@ from lens.study.effects import CONTRASTS, QUANTITIES, Effect, effect
 from lens.study.gap import depth_by_entropy, read_gaps
 
 DOSE_PICTURE = "![Reading loss, KL and loss by the share of the other gradient](study_dose.png)"
+CHANGE_PICTURE = "![G, KL and loss along training, the tie changed at half](study_change.png)"
+CHANGED = {
+    "tied": "tied",
+    "tied-then-untied": "tied, untied at half",
+    "untied-then-tied": "untied, tied at half",
+    "untied-copy": "untied",
+}
 DOSED = {
     0.0: "untied-copy",
     0.25: "mixed-0.25-0.25",
@@ -22,6 +29,7 @@ DOSED = {
     0.75: "mixed-0.75-0.75",
     1.0: "tied",
 }
+CORE = ("tied", "untied-copy", "untied-own")
 ONE_SEED = "One seed: an interaction of a bit lies within what two seeds of a pair differ by."
 COMPARED = {
     "held-out loss": "held-out loss",
@@ -126,6 +134,40 @@ def scale(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def changed(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the arms in CHANGED, for seeds that have all; empty where there is none."""
+    of_name = {name: [r for r in rows if r["arm"]["name"] == name] for name in CHANGED}
+    seeds = set.intersection(*({r["seed"] for r in found} for found in of_name.values()))
+    kept = {name: [r for r in found if r["seed"] in seeds] for name, found in of_name.items()}
+    return kept if seeds else {}
+
+
+def changes(rows: list[dict[str, Any]]) -> str:
+    """The arms whose tie changes at half of training, beside those that keep it."""
+    kept = changed(rows)
+    if not kept:
+        return ""
+    branches = kept["tied"][0]["branches"]
+    lines = [
+        "### The tie changed at half of training",
+        "",
+        CHANGE_PICTURE,
+        "",
+        f"After {branches[-1]['at'] // 2} steps of the stable rate the one matrix becomes two "
+        "copies, or two become their mean, with the state of Adam. Mean G over the layers 1 to "
+        f"L - 1, bits a token, by steps before the decay. Seeds: {len(kept['tied'])}.",
+        "",
+        f"| | {' | '.join(str(b['at']) for b in branches)} |",
+        "|---|" + "--:|" * len(branches),
+    ]
+    for name, of_arm in kept.items():
+        values = np.mean(
+            [[QUANTITIES["mean dG"](b)[0] for b in r["branches"]] for r in of_arm], axis=0
+        )
+        lines.append(f"| {CHANGED[name]} | {' | '.join(f'{v:.3f}' for v in values)} |")
+    return "\n".join(lines)
+
+
 def conditions(rows: list[dict[str, Any]]) -> str:
     """What untying does where something else is different too, from pairs that differ in it."""
     lines = []
@@ -197,31 +239,6 @@ def attempt(rows: list[dict[str, Any]], arm: str, less: str, quantity: str) -> E
         return effect(rows, arm, less, quantity)
     except SelectionError:
         return None
-
-
-def dose_figure(rows: list[dict[str, Any]], folder: Path) -> None:
-    """G, KL at the embedding and loss against the dose, written beside the page."""
-    from lens.show.responses import Response, response_lines
-
-    found = doses(rows)
-    if not found:
-        return
-    panels = {}
-    for heading, column in (
-        ("mean G, bits", "mean G"),
-        ("KL at l = 0, bits", "KL, l = 0"),
-        ("held-out bits a token", "held-out bits"),
-    ):
-        of = LAST_COLUMNS[column]
-        values = np.array([[of(r["branches"][-1]) for r in of_arm] for of_arm in found.values()]).T
-        panels[heading] = {"both gradients": Response(dose=np.array(list(found)), values=values)}
-    response_lines(
-        panels,
-        dose="k",
-        title="Between untied (k = 0) and tied (k = 1)",
-        subtitle="two copied matrices, each with its own gradient and k times the other's; "
-        "dots are seeds",
-    ).write_image(folder / "study_dose.png", scale=2)
 
 
 def taken_apart(folder: Path) -> str:
@@ -299,3 +316,7 @@ def with_section(page: str, begin: str, end: str, text: str) -> str:
     before, rest = page.split(begin)
     _, after = rest.split(end)
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def last(rows: list[dict[str, Any]], arm: str, of: Any) -> np.ndarray:
+    return np.array([of(row["branches"][-1]) for row in rows if row["arm"]["name"] == arm])

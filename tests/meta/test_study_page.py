@@ -168,3 +168,16 @@ def test_a_table_of_equal_loss_has_its_half_widths(script: ModuleType) -> None:
     # Differences 1 and 2: mean 1.5, and Student's 12.706 x 0.7071 over the root of two.
     assert "| mean dG | +1.500 (6.353) |" in told
     assert "| tokens, tied | 100 | 150 | 200 | 250 | 300 |" in told
+
+
+def test_a_change_at_half_is_told_for_seeds_that_have_all_four_arms(script: ModuleType) -> None:
+    tables = importlib.import_module("study_tables")
+    rows = [made(name, seed, 1.0 + seed) for name in tables.CHANGED for seed in (0, 1)]
+    for row in rows:
+        row["branches"] = [row["branches"][0] | {"at": at} for at in (4, 8)]
+    told = tables.changes(rows[:-1])
+    assert "After 4 steps" in told
+    assert "| tied, untied at half | 1.000 | 1.000 |" in told
+    assert "Seeds: 1." in told
+    assert "| tied, untied at half | 1.500 | 1.500 |" in tables.changes(rows)
+    assert tables.changes(rows[2:]) == ""
