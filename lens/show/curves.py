@@ -164,6 +164,6 @@ def titled(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
             "xanchor": "left",
         },
         margin={"t": 90, "b": 90, "l": 60, "r": 20},
-        legend={"orientation": "h", "y": -0.2},
+        legend={"orientation": "h", "y": -0.26},
     )
     return figure
