@@ -158,6 +158,8 @@ A default is not a checkpoint: Llama's config says untied, and Llama-3.2-1B is t
   the output path is the larger one, most of all early in training: `lens gradients` measures it.
 - **In transformers of today the sign depends on size and recipe.** A 1.2B tied model matched 1.46B untied in one report; a speed-run recipe ties early and unties late. Families tie
   their small models and untie their large ones (Llama 3.2 1B and 3.1 8B; Qwen2.5 3B and 7B), where V x d falls below a tenth of the model.
+- **The matched twins of this project** (a million parameters, two million tokens) have the lower held-out loss untied, also against a tied one that spends the saved parameters on wider MLPs; tied at half of training, an untied one
+  loses what it had gained: [the study](study.md).
 
 ## The limits of that
 
