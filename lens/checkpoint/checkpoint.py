@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lens.checkpoint import capturing, prompts, residual, tokenizing
 from lens.checkpoint.block_states import BlockStates
 from lens.checkpoint.encoder import shared_matrix_encoder
-from lens.checkpoint.fingerprint import HashedTensor, hashed, joined
+from lens.checkpoint.fingerprint import HashedTensor, hashed, joined, summed
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
 from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
 from lens.checkpoint.layout import MoreRowsError
@@ -214,8 +214,15 @@ class Checkpoint:
 
     @cached_property
     def model_hash(self) -> str:
-        """A digest of the embedding, the unembedding and all that stands outside the blocks."""
-        return joined(part.digests for part in self._hashed)
+        """A digest of all weights and persistent buffers.
+
+        What stands outside the blocks is hashed byte by byte, the blocks by a sum of every 4 KiB.
+        """
+        outside = {id(part.tensor) for part in self._hashed}
+        state = self.model.state_dict(keep_vars=True).values()
+        inside = {id(t): t for t in state if isinstance(t, Tensor) and id(t) not in outside}
+        digests = [part.digests for part in self._hashed]
+        return joined([*digests, *map(summed, inside.values())])
 
     @property
     def unembedding_hash(self) -> str:
@@ -226,11 +233,9 @@ class Checkpoint:
 
     @cached_property
     def _hashed(self) -> tuple[HashedTensor, ...]:
-        """What `model_hash` is made of, so that no matrix is read twice."""
+        """The parameters outside the blocks, hashed, so that no matrix is read twice."""
         inside = {id(p) for block in self.trunk.distinct_blocks for p in block.parameters()}
-        outside = [p for p in self.model.parameters() if id(p) not in inside]
-        first_of_each = [next(block.parameters()) for block in self.trunk.distinct_blocks]
-        return tuple(hashed(tensor) for tensor in (*outside, *first_of_each))
+        return tuple(hashed(p) for p in self.model.parameters() if id(p) not in inside)
 
     def summary(self) -> CheckpointSummary:
         """Everything that `lens inspect` prints, as one record."""

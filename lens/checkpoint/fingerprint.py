@@ -11,6 +11,12 @@ from torch import Tensor
 from lens.checkpoint.quantized import plain_parts
 
 _PART_BYTES = 1 << 24
+_SUMMED_WORDS = 512
+"""Words of 64 bits that one number stands for in `summed`: 4 KiB."""
+
+_ROWS_AT_ONCE = 256
+
+_WORD_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,26 @@ def joined(digests: Iterable[bytes]) -> str:
     for each in digests:
         whole.update(each)
     return whole.hexdigest()
+
+
+def summed(tensor: Tensor) -> bytes:
+    """dtype, shape, and a digest of one number for every 4 KiB, near the speed of reading them.
+
+    The number is the sum of their words of 64 bits, each times another odd number, modulo 2^64: no
+    byte can change alone, and no two words can be exchanged. For weights that are too many to be
+    hashed whole.
+    """
+    whole = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
+    for plain in [] if tensor.is_meta else plain_parts(tensor):
+        flat = plain.detach().contiguous().flatten().view(torch.uint8)
+        even = flat.numel() - flat.numel() % (_SUMMED_WORDS * _WORD_BYTES)
+        words = flat[:even].clone() if flat.storage_offset() % _WORD_BYTES else flat[:even]
+        rows = words.view(torch.int64).view(-1, _SUMMED_WORDS)
+        odd = torch.arange(1, 2 * _SUMMED_WORDS, 2, device=rows.device)
+        sums = [(part * odd).sum(dim=1) for part in rows.split(_ROWS_AT_ONCE)]
+        for part in (p for one in (*sums, flat[even:]) for p in _parts(one)):
+            whole.update(part)
+    return whole.digest()
 
 
 def _version(tensor: Tensor) -> int:

@@ -1,3 +1,4 @@
+import copy
 import hashlib
 
 import pytest
@@ -5,7 +6,8 @@ import torch
 
 import lens
 from lens.checkpoint import fingerprint as module
-from lens.checkpoint.fingerprint import fingerprint, hashed
+from lens.checkpoint.fingerprint import fingerprint, hashed, summed
+from tests.checkpoint.tiny import BY_NAME
 
 
 @pytest.fixture
@@ -65,3 +67,50 @@ def test_a_matrix_is_hashed_once_and_again_when_it_changed(
         twin.W_U[0, 0] += 1
     assert twin.unembedding_hash == fingerprint([twin.W_U]) != own
     assert asked == [twin.W_U.shape]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_no_number_of_a_sum_can_change_or_move(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(3, 1025).to(dtype)
+    told = {summed(tensor), summed(tensor.flatten())}
+    for place in (0, 1023, 1024, 2049, 3074):
+        other = tensor.clone()
+        other.flatten()[place] = 1
+        told.add(summed(other))
+    assert len(told) == 7
+    assert summed(tensor.clone()) == summed(tensor)
+    # A view that begins within a word has the sums of its copy.
+    assert summed(tensor.flatten()[3:]) == summed(tensor.flatten()[3:].clone())
+
+
+def test_any_weight_of_any_block_makes_another_model(twin: lens.Checkpoint) -> None:
+    def afresh() -> str:
+        other = copy.copy(twin)
+        for name in ("model_hash", "_hashed"):
+            other.__dict__.pop(name, None)
+        return other.model_hash
+
+    parameters = list(twin.model.parameters())
+    assert len(parameters) > 70
+    told = {afresh()}
+    with torch.no_grad():
+        for parameter in parameters:
+            last = parameter.view(-1)[-1:]
+            before = last.clone()
+            last += 0.5
+            told.add(afresh())
+            last.copy_(before)
+    assert len(told) == len(parameters) + 1
+    assert afresh() in told
+
+
+def test_a_persistent_buffer_counts() -> None:
+    model = BY_NAME["gpt2"].build()
+    block = model.get_submodule("transformer.h.0")
+    block.register_buffer("kept", torch.zeros(3))
+    block.register_buffer("scratch", torch.zeros(3), persistent=False)
+    first = lens.load(model).model_hash
+    block.get_buffer("scratch").add_(1)
+    assert lens.load(model).model_hash == first
+    block.get_buffer("kept").add_(1)
+    assert lens.load(model).model_hash != first
