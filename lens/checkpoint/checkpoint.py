@@ -397,8 +397,10 @@ class Checkpoint:
     ) -> AbstractContextManager[None]:
         """Within: `fn(states)` stands in place of layer `layer`'s states in every forward.
 
-        `fn` gets [batch, len(positions), d_model], all positions where None. Patches, ablates or
-        steers; the lens then reads what follows, and layer n_layers is the edited model's output.
+        `fn` gets [batch, len(positions), d_model], all positions where None; -1 is each prompt's
+        last token, padding apart. Patches, ablates or steers; the lens then reads what follows, and
+        layer n_layers is the edited model's output. A position that a prompt has not raises
+        SelectionError in the forward.
 
         >>> with model.edit(3, [-1], lambda states: 0 * states):  # doctest: +SKIP
         ...     model.logit_lens("The Eiffel Tower is in")

@@ -9,10 +9,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lens.checkpoint.listening import listening
+from lens.checkpoint.prompts import resolve
 from lens.checkpoint.trunk import Trunk
 from lens.errors import CaptureError, ShapeError
 
@@ -129,22 +130,27 @@ def edited(
 ) -> Iterator[None]:
     """Within: every forward of `root` puts `fn(states)` in place of layer `layer`'s states.
 
-    `fn` gets [batch, len(positions), d_model] (all positions where None). Raises ShapeError where
-    it gives back another shape; the hooks are removed on exit, even then.
+    `fn` gets [batch, len(positions), d_model] (all positions where None); positions count the
+    tokens of each prompt, padding apart. Raises ShapeError where it gives back another shape,
+    SelectionError for a position that a prompt has not; the hooks are removed on exit, even then.
     """
 
     length: list[int | None] = [None]
+    mask: list[Tensor | None] = [None]
 
     def _measure(args: Any, kwargs: Any) -> None:
         length[0] = _prompt_length(args, kwargs) if trunk.layout.adds_rows else None
+        decoded = any(name.startswith("decoder_input") for name in kwargs)
+        mask[0] = kwargs.get("decoder_attention_mask" if decoded else "attention_mask")
 
     def _changed(state: Tensor) -> Tensor:
         whole = trunk.layout.canonical(state, length=length[0]).clone()
         if positions is None:
-            chosen: Any = slice(None)
+            chosen: Any = (slice(None), slice(None))
         else:
-            chosen = torch.as_tensor(list(positions), device=whole.device)
-        old = whole[:, chosen]
+            columns = _columns(positions, mask[0], *whole.shape[:2]).to(whole.device)
+            chosen = (torch.arange(len(whole), device=whole.device)[:, None], columns)
+        old = whole[chosen]
         new = fn(old.clone())
         if not isinstance(new, Tensor) or new.shape != old.shape:
             shape = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
@@ -152,7 +158,7 @@ def edited(
                 f"The edit of layer {layer} gave back {shape}; expected a tensor of shape "
                 f"{tuple(old.shape)} (batch, positions, d_model)."
             )
-        whole[:, chosen] = new.to(whole.dtype)
+        whole[chosen] = new.to(whole.dtype)
         return trunk.layout.native(whole, state)
 
     def _before(index: int, args: Any, kwargs: Any) -> Any:
@@ -168,6 +174,18 @@ def edited(
 
     with block_calls(trunk, _before, _after, root=root, at_start=_measure):
         yield
+
+
+def _columns(
+    positions: Sequence[int], mask: Tensor | None, n_rows: int, length: int
+) -> Int[Tensor, "batch _"]:
+    """Where these positions of each prompt stand in a padded batch."""
+    real = torch.ones(n_rows, length, dtype=torch.bool)
+    if mask is not None and mask.ndim == 2 and mask.shape[1] >= length:
+        # With a cache the mask covers what was read before, too.
+        real = mask[:, mask.shape[1] - length :].bool().cpu().expand(n_rows, length)
+    places = [row.nonzero().flatten() for row in real]
+    return torch.stack([at[resolve(positions, len(at), "position")] for at in places])
 
 
 def _prompt_length(args: Any, kwargs: Any) -> int:

@@ -216,3 +216,28 @@ def test_any_vectors_are_read_as_the_model_would_read_them(llama: Checkpoint) ->
     entropy = -(truth.exp() * truth).sum(-1) / torch.log(torch.tensor(2.0))
     torch.testing.assert_close(torch.from_numpy(readings.entropy_bits), entropy, rtol=0, atol=5e-5)
     assert len(readings.to_frame()) == 24
+
+
+def test_an_edit_counts_the_positions_of_each_prompt() -> None:
+    """Padded in a batch, every prompt is changed where it would be changed alone."""
+    model = checkpoint(BY_NAME["llama"].build())
+    prompts = [[5, 6], [7, 8, 9, 10, 11]]
+    for positions in ([-1], [-1, 0]):
+        with model.edit(1, positions, lambda states: 0 * states):
+            together = model.logit_lens(prompts)
+            alone = [model.logit_lens(prompt) for prompt in prompts]
+        plain = model.logit_lens(prompts)
+        for one, both, before in zip(alone, together, plain, strict=True):
+            assert both.entropy_bits == pytest.approx(one.entropy_bits, abs=1e-4)
+            assert abs(both.entropy_bits[-1] - before.entropy_bits[-1]).max() > 1e-3
+
+
+def test_an_edit_of_a_position_that_a_prompt_has_not_is_refused() -> None:
+    model = checkpoint(BY_NAME["llama"].build())
+    for positions in ([2], [-3], [0, -2]):
+        with (
+            model.edit(1, positions, lambda states: states),
+            pytest.raises(SelectionError, match="position"),
+        ):
+            model.logit_lens([[5, 6], [7, 8, 9]])
+    assert len(model.logit_lens([5, 6]).positions) == 2
