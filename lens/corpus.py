@@ -36,6 +36,7 @@ _HEADING = re.compile(
 )
 _FEWEST_CHAPTERS = 3
 _TEXT_SUFFIXES = (".txt", ".md", ".text")
+_TABLE_SUFFIXES = (".json", ".csv", ".tsv", ".xml", ".html", ".htm", ".yaml", ".yml", ".ipynb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +229,11 @@ def _read(source: Any, text_column: str, config: str | None, split: str) -> Corp
         return Corpus(name=path.name, documents=_rows(_json_lines(path), path.stem, text_column))
     if path.suffix.lower() == ".parquet":
         return Corpus(name=path.name, documents=_rows(_parquet_rows(path), path.stem, text_column))
+    if path.suffix.lower() in _TABLE_SUFFIXES:
+        raise CorpusError(
+            f"{path} is a table or a tree, and its marks would be read as text. Make .jsonl or "
+            ".parquet of it, a row for each document, or .txt."
+        )
     return Corpus(name=path.name, documents=tuple(_cut(_text_of(path), path.stem)))
 
 
@@ -237,14 +243,20 @@ def _sample() -> Corpus:
     return Corpus(name=SAMPLE, documents=_rows(rows, SAMPLE, "text"))
 
 
-def _from_list(items: Sequence[str] | Sequence[Sequence[int]]) -> Corpus:
+def _from_list(items: Any) -> Corpus:
+    if isinstance(items, Mapping) or hasattr(items, "columns") or not isinstance(items, Iterable):
+        raise CorpusError(
+            f"A corpus is a name or a list of texts or of token ids, not {type(items).__name__}. "
+            "Pass the list of texts, as in table['text'].tolist()."
+        )
     documents = []
     for number, item in enumerate(items):
         if isinstance(item, str):
             if item.strip():
                 documents.append(Document(id=str(number), source="list", text=item))
-        elif len(item):
-            ids = tuple(int(i) for i in item)
+            continue
+        ids = _ids_of(item.tolist() if hasattr(item, "tolist") else item, f"item {number}")
+        if ids:
             documents.append(Document(id=str(number), source="list", ids=ids))
     return Corpus(name="list", documents=tuple(documents))
 
@@ -276,12 +288,17 @@ def _text_of(path: Path) -> str:
 
 
 def _cut(text: str, source: str) -> Iterator[Document]:
-    """Chapters where a text has at least three headings, else runs of paragraphs."""
+    """Chapters where a text has at least three headings, else runs of paragraphs.
+
+    What stands before the first heading is left out as a title page, unless it is longer than what
+    stands behind: then the headings are none of chapters.
+    """
     starts = [match.start() for match in _HEADING.finditer(text)]
     parts = [text[a:b] for a, b in pairwise([*starts, len(text)])]
     # A heading with nothing beneath it (a table of contents, VOLUME I) is no chapter.
     chapters = [part.strip() for part in parts if "\n" in part.strip()]
-    pieces = chapters if len(chapters) >= _FEWEST_CHAPTERS else [text]
+    in_chapters = bool(starts) and starts[0] <= len(text) // 2
+    pieces = chapters if in_chapters and len(chapters) >= _FEWEST_CHAPTERS else [text]
     # A whole book has no headings, or stands behind the last heading of another.
     pieces = [p for c in pieces for p in ([c] if _is_chapter(c, text) else _runs(c))]
     for number, piece in enumerate(pieces, 1):
@@ -374,8 +391,8 @@ def _rows(rows: Iterable[Mapping[str, Any]], source: str, text_column: str) -> t
             continue
         documents.append(
             Document(
-                id=str(row.get("id", number)),
-                source=str(row.get("source", source)),
+                id=str(number if row.get("id") is None else row["id"]),
+                source=str(source if row.get("source") is None else row["source"]),
                 text=text,
                 ids=None if text is not None else kept,
             )
@@ -386,6 +403,6 @@ def _rows(rows: Iterable[Mapping[str, Any]], source: str, text_column: str) -> t
 def _ids_of(held: Any, where: str) -> tuple[int, ...]:
     if not isinstance(held, Sequence) or not all(isinstance(i, Integral) for i in held):
         raise CorpusError(
-            f"'input_ids' in {where} is {str(held)[:40]!r}; expected a list of whole numbers."
+            f"The token ids of {where} are {str(held)[:40]!r}; expected a list of whole numbers."
         )
     return tuple(int(i) for i in held)

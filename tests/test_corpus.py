@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lens.corpus import MAX_CHARACTERS, SAMPLE, Corpus, Document, read_corpus, require_apart
@@ -158,7 +159,7 @@ def test_documents_taken_are_spread_over_the_corpus() -> None:
         ("a.jsonl", b'{"body": "x"}', "it has body"),
         ("a.jsonl", b'{"text": 3}', "is int, no text"),
         ("a.jsonl", b'{"text": "x", "id": 1}\n{"text": "y", "id": 1}', "Two documents"),
-        ("a.jsonl", b'{"input_ids": 5}', "row 0 of 'a' is '5'; expected a list of whole numbers"),
+        ("a.jsonl", b'{"input_ids": 5}', "row 0 of 'a' are '5'; expected a list of whole numbers"),
         ("a.jsonl", b'{"input_ids": "abc"}', "'abc'; expected a list"),
         ("a.jsonl", b'{"input_ids": [1, 2.5]}', "expected a list"),
         ("a.parquet", b"nonsense", "cannot be read as Parquet"),
@@ -218,3 +219,50 @@ def test_reading_a_corpus_imports_no_torch() -> None:
     code = "import sys, lens.corpus as c; c.read_corpus(); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.stdout.strip() == "False", run.stderr
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.csv", "x.HTML"])
+def test_a_table_is_not_read_as_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('[{"text": "one"}, {"text": "two"}]', encoding="utf-8")
+    with pytest.raises(CorpusError, match="marks would be read as text"):
+        read_corpus(path)
+    path.rename(tmp_path / "x.txt")
+    assert len(read_corpus(tmp_path / "x.txt")) == 1
+
+
+@pytest.mark.parametrize("items", [[1, 2, 3], [[1.9, 2.2]], [{"text": "one"}], [None]])
+def test_a_list_of_something_else_is_refused(items: list[object]) -> None:
+    from lens.corpus import _from_list
+
+    with pytest.raises(CorpusError, match="whole numbers"):
+        _from_list(items)
+
+
+def test_a_mapping_of_columns_is_no_list_of_texts() -> None:
+    from lens.corpus import _from_list
+
+    for table in ({"text": ["one", "two"]}, 3, None):
+        with pytest.raises(CorpusError, match="list of texts"):
+            _from_list(table)
+    assert [d.ids for d in _from_list([np.array([1, 2]), (3,)]).documents] == [(1, 2), (3,)]
+
+
+def test_headings_behind_most_of_a_text_are_none_of_chapters(tmp_path: Path) -> None:
+    prose = "\n\n".join(
+        f"Paragraph {i} of an essay, which goes on for a while." for i in range(300)
+    )
+    notes = "\n\n".join(f"{n}\n\nA note." for n in ("I", "II", "III"))
+    path = tmp_path / "essay.txt"
+    path.write_text(f"{prose}\n\n{notes}", encoding="utf-8")
+    read = "".join(d.text or "" for d in read_corpus(path).documents)
+    assert "Paragraph 0 " in read
+    assert "A note." in read
+    path.write_text(f"A title\n\n{notes}", encoding="utf-8")
+    assert (read_corpus(path).documents[0].text or "").startswith("I\n")
+
+
+def test_an_id_of_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a", "id": null}\n{"text": "b", "id": null, "source": null}\n')
+    assert [(d.id, d.source) for d in read_corpus(path).documents] == [("0", "x"), ("1", "x")]
