@@ -1,6 +1,7 @@
 """Prompts, as text, chat messages or token ids, to checked lists of ids."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -23,8 +24,18 @@ def to_ids(
     if isinstance(prompt, str):
         ids = tokenizing.encode(tokenizer, prompt, d_vocab=d_vocab)
     else:
-        ids = [int(i) for i in prompt]
+        ids = whole_ids(prompt)
     return check_ids(ids, d_vocab=d_vocab, n_ctx=n_ctx, truncate=truncate)
+
+
+def whole_ids(prompt: Any) -> list[int]:
+    """A list, array or tensor of token ids as ints. Raises PromptError for anything else."""
+    try:
+        return [index(i) for i in prompt]
+    except TypeError:
+        raise PromptError(
+            f"A prompt is text or a list of token ids (whole numbers), not {str(prompt)[:60]!r}."
+        ) from None
 
 
 def check_ids(ids: list[int], *, d_vocab: int, n_ctx: int | None, truncate: bool) -> list[int]:
@@ -51,11 +62,22 @@ def unpadded(encoding: Mapping[str, Any]) -> list[list[int]]:
     """The prompts in a tokenizer's output (input_ids, attention_mask, position_ids), padding off.
 
     Raises PromptError for padding on the left without position ids: a model with absolute
-    positions would be off by the padding (3.4 logits on GPT-2), and nothing would say so.
+    positions would be off by the padding (3.4 logits on GPT-2), and nothing would say so. And for
+    token_type_ids other than 0, as of a pair of sentences: a prompt here is one text.
     """
     if "input_ids" not in encoding:
         raise PromptError(f"Expected input_ids; this mapping holds {', '.join(encoding)}.")
-    ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"]))
+    kinds = encoding.get("token_type_ids")
+    if kinds is not None and any(map(_any_set, kinds)):
+        raise PromptError(
+            "The token_type_ids are not all 0: a pair of sentences would be read as one text, and "
+            "as another input. Pass one text, or ids without token types that are all 0."
+        )
+    held = encoding["input_ids"]
+    if not isinstance(held, torch.Tensor) and len({_length(row) for row in held}) > 1:
+        # As a tokenizer gives several texts that it was not asked to pad.
+        return [whole_ids(row) for row in held]
+    ids = torch.atleast_2d(torch.as_tensor(held))
     mask = encoding.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else torch.atleast_2d(torch.as_tensor(mask))
     positions = encoding.get("position_ids")
@@ -85,6 +107,15 @@ def unpadded(encoding: Mapping[str, Any]) -> list[list[int]]:
     return prompts
 
 
+def _any_set(kinds: Any) -> bool:
+    return bool(torch.as_tensor(kinds).any())
+
+
+def _length(row: Any) -> int:
+    """Tokens of a row; -1 for one that is a token itself."""
+    return len(row) if hasattr(row, "__len__") else -1
+
+
 def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
     """Indices 0 .. count-1 in the order asked for; negatives count from the end; None: all.
 
@@ -92,13 +123,19 @@ def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
     """
     if wanted is None:
         return list(range(count))
-    wrong = [i for i in wanted if not -count <= int(i) < count]
+    try:
+        wanted = [index(i) for i in wanted]
+    except TypeError:
+        raise SelectionError(
+            f"{what}s are a list of whole numbers, not {str(wanted)[:60]!r}.".capitalize()
+        ) from None
+    wrong = [i for i in wanted if not -count <= i < count]
     if wrong or not len(wanted):
         raise SelectionError(
             f"There is no {what} {', '.join(map(str, wrong)) or 'in an empty list'}; this model or "
             f"prompt has {what}s 0 to {count - 1} (-1 is the last)."
         )
-    chosen = [int(i) % count for i in wanted]
+    chosen = [i % count for i in wanted]
     if len(set(chosen)) < len(chosen):
         raise SelectionError(f"A {what} was asked for twice: {list(wanted)}.")
     return chosen
@@ -148,7 +185,7 @@ def decoder_ids(
     Errors as in `to_ids`.
     """
     if not isinstance(prompt, str):
-        return check_ids([int(i) for i in prompt], d_vocab=n_ids, n_ctx=n_ctx, truncate=truncate)
+        return check_ids(whole_ids(prompt), d_vocab=n_ids, n_ctx=n_ctx, truncate=truncate)
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         start = getattr(config, "bos_token_id", None)

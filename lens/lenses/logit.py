@@ -4,7 +4,7 @@ Source: nostalgebraist, "interpreting GPT: the logit lens" (2020).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from lens.checkpoint.checkpoint import LAYER_CONVENTION
 from lens.checkpoint.greedy import greedy_target
 from lens.checkpoint.inputs import Inputs
 from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
-from lens.checkpoint.prompts import resolve, resolve_sets, unpadded
+from lens.checkpoint.prompts import resolve, resolve_sets, unpadded, whole_ids
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.errors import (
     PromptError,
@@ -187,15 +187,17 @@ def _prompts(
     if messages is not None:
         ids = tokenizing.encode_messages(checkpoint.tokenizer, messages)
         return [checkpoint.ids_of(ids, truncate=truncate)], True
-    if isinstance(prompt, Tensor):
+    if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
     if isinstance(prompt, Mapping):
         rows = unpadded(prompt)
         return [checkpoint.ids_of(one, truncate=truncate) for one in rows], False
-    several = not isinstance(prompt, str) and any(not isinstance(p, int) for p in prompt)
-    if several:
-        return [checkpoint.ids_of(one, truncate=truncate) for one in prompt], False
-    return [checkpoint.ids_of(prompt, truncate=truncate)], True
+    if not isinstance(prompt, Sequence):
+        raise PromptError(f"A prompt is text or a list of token ids, not {prompt!r}.")
+    several = not isinstance(prompt, str) and any(isinstance(p, Iterable) for p in prompt)
+    prompts = prompt if several else [prompt]
+    given = [one if isinstance(one, str) else whole_ids(one) for one in prompts]
+    return [checkpoint.ids_of(one, truncate=truncate) for one in given], not several
 
 
 def _own_and_target(checkpoint: "Checkpoint", ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -187,3 +187,32 @@ def test_a_mapping_that_holds_no_prompt_is_refused(tied: Checkpoint) -> None:
         tied.logit_lens({"ids": [3]})
     with pytest.raises(PromptError, match="The attention mask has shape"):
         tied.logit_lens({"input_ids": [[3, 4]], "attention_mask": [[1]]})
+
+
+def test_the_forms_that_a_prompt_comes_in_are_read_alike(untied: Checkpoint) -> None:
+    rows = [[4, 5, 6], [7, 8]]
+    expected = untied.logit_lens(rows)
+    for same in (
+        {"input_ids": rows, "token_type_ids": [[0, 0, 0], [0, 0]]},
+        [np.array(row) for row in rows],
+        [torch.tensor(row) for row in rows],
+    ):
+        for one, other in zip(untied.logit_lens(same), expected, strict=True):
+            assert np.array_equal(one.top_ids, other.top_ids)
+    assert np.array_equal(untied.logit_lens(np.array(rows[0])).top_ids, expected[0].top_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ({"input_ids": [[4, 5]], "token_type_ids": [[0, 1]]}, "token_type_ids"),
+        ({"input_ids": [4, 5], "token_type_ids": torch.tensor([0, 1])}, "token_type_ids"),
+        (torch.tensor([1.5, 2.0]), "whole numbers"),
+        (5, "list of token ids"),
+    ],
+)
+def test_what_cannot_be_read_as_it_stands_is_refused(
+    prompt: Any, says: str, untied: Checkpoint
+) -> None:
+    with pytest.raises(PromptError, match=says):
+        untied.logit_lens(prompt)
