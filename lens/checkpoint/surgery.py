@@ -175,6 +175,8 @@ def save_checkpoint(
 
 def require_new_folder(folder: Path) -> None:
     """Raise ExportError where something is there that would be overwritten."""
+    if not folder.name or folder.name == "..":
+        raise ExportError(f"{str(folder)!r} names no new folder; give the name of one.")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ExportError(f"{folder} exists and is not empty; give the name of a new folder.")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pickle
 import struct
 from collections.abc import Iterable
@@ -78,8 +79,9 @@ def _paths(folder: Path, single: str, index: str) -> list[Path] | None:
     if not (folder / index).is_file():
         return None
     try:
-        names = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+        named = json.loads((folder / index).read_text("utf-8"))["weight_map"].values()
+        names = sorted({os.fspath(name) for name in named})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptCheckpointError(
             f"{folder / index} is no index of weight files ({error}). Get the file again."
         ) from error

@@ -126,6 +126,8 @@ def _as_rows(checkpoint: "Checkpoint", vectors: Tensor) -> Float[Tensor, "row d_
     rows = vectors.detach().reshape(-1, checkpoint.d_model)
     if not len(rows):
         raise ShapeError("There is no vector to read: the array is empty.")
-    if not bool(torch.isfinite(rows).all()):
-        raise ShapeError("The vectors hold NaN or inf; a reading of them would mean nothing.")
-    return rows.to(device=checkpoint.device, dtype=checkpoint.dtype)
+    cast = rows.to(device=checkpoint.device, dtype=checkpoint.dtype)
+    if not bool(torch.isfinite(cast).all()):
+        why = "" if not bool(torch.isfinite(rows).all()) else f" as {checkpoint.dtype}"
+        raise ShapeError(f"The vectors hold NaN or inf{why}; a reading of them would mean nothing.")
+    return cast

@@ -256,3 +256,13 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="not empty"):
         save_checkpoint(point, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", [".", "", "a/.."])
+def test_a_target_without_a_name_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match="no new folder"):
+        save_checkpoint(checkpoint(BY_NAME["gpt2"].build()), name)
+    assert list(tmp_path.iterdir()) == []

@@ -60,9 +60,10 @@ def test_parts_are_found_by_their_index(tensors: dict[str, torch.Tensor], tmp_pa
     (tmp_path / names["b"]).unlink()
     with pytest.raises(CorruptCheckpointError, match="lacks 1 of its 2 weight files"):
         weights.find_weights(tmp_path)
-    index.write_text('{"weight_map": 3}', encoding="utf-8")
-    with pytest.raises(CorruptCheckpointError, match="no index"):
-        weights.find_weights(tmp_path)
+    for held in ('{"weight_map": 3}', "[]", '{"weight_map": {"a": 3}}'):
+        index.write_text(held, encoding="utf-8")
+        with pytest.raises(CorruptCheckpointError, match="no index"):
+            weights.find_weights(tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, -1])
