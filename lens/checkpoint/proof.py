@@ -96,6 +96,8 @@ def take_apart(model: nn.Module, *, seq2seq: bool, readout: Readout | None = Non
     replay = ReplayReadout(model, trunk, seq2seq, witness.logits.shape[-1], probe)
     replay = replace(replay, ids_matter=_ids_matter(replay, witness))
     direct, why_not = _direct(replay, witness)
+    if direct is None:
+        replay = replace(replay, rows_mix=_rows_mix(replay, witness))
     statement = "bit for bit the model's own logits at its last state and at a random state"
     chosen: Readout = direct or replay
     if readout is not None:
@@ -292,6 +294,21 @@ def _ids_matter(replay: ReplayReadout, witness: Witness) -> bool:
     except (RuntimeError, ValueError, IndexError):
         return True
     return not same_numbers(other, witness.random_logits)
+
+
+def _rows_mix(replay: ReplayReadout, witness: Witness) -> bool:
+    """True where a changed state at one position changes the logits of another."""
+    changed = witness.random_state.clone()
+    ends = ((0, 0), (-1, -1))  # the first position of a prompt, the last of another
+    others = torch.ones(changed.shape[:2], dtype=torch.bool, device=changed.device)
+    for end in ends:
+        changed[end] = -2 * changed[end] + 1
+        others[end] = False
+    found = replay.logits(changed, witness.inputs)
+    mine, theirs = found[others].float(), witness.random_logits[others].float()
+    finite = theirs[theirs.isfinite()]
+    atol = 1e-3 * float(finite.std()) if finite.numel() > 1 else 0.0
+    return not torch.allclose(mine, theirs.to(mine.device), rtol=1e-3, atol=atol, equal_nan=True)
 
 
 def _is_causal(

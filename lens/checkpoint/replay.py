@@ -86,7 +86,8 @@ class ReplayReadout:
     """State -> logits by the model's own code: norm, projection, head, scale, cap, bias, casts.
 
     Exact bit for bit for a batch of the same shape. `ids_matter` is True where the tail looks at
-    the input ids too (then a state can be read only beside its own inputs).
+    the input ids too (then a state can be read only beside its own inputs), `rows_mix` where the
+    logits of a position depend on the states of others (then only beside theirs).
     """
 
     model: nn.Module
@@ -95,7 +96,13 @@ class ReplayReadout:
     d_vocab: int
     filler: Inputs
     ids_matter: bool = False
+    rows_mix: bool = False
     kind: str = "replay"
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether states can be read only all together, as a prompt that is given beside them."""
+        return self.ids_matter or self.rows_mix
 
     def logits(
         self, states: Float[Tensor, "batch pos d_model"], inputs: Inputs | None = None
@@ -111,10 +118,11 @@ class ReplayReadout:
                 f"{self.trunk.d_model} wide."
             )
         if inputs is None:
-            if self.ids_matter:
+            if self.whole_prompts:
+                why = "reads its input ids again" if self.ids_matter else "mixes positions"
                 raise ShapeError(
-                    f"{type(self.model).__name__} reads its input ids again after the last block: "
-                    "its states can be read only together with the prompt that they came from."
+                    f"{type(self.model).__name__} {why} after the last block: its states can be "
+                    "read only together with the prompt that they came from."
                 )
             inputs = self._filled(states.shape[0], states.shape[1], states.device)
         if inputs.ids.shape != states.shape[:2]:

@@ -86,6 +86,12 @@ class Source:
         return self.readout.kind == "direct" and self.final_readout.kind == "direct"
 
     @property
+    def whole_prompts(self) -> bool:
+        """Whether a side reads the positions of a prompt only all together."""
+        sides = (self.readout, self.final_readout)
+        return any(getattr(side, "whole_prompts", False) for side in sides)
+
+    @property
     def is_one_product(self) -> bool:
         """Whether lens and final rows can pass in one product."""
         return self.is_direct and same_unembedding(
@@ -138,6 +144,14 @@ def plan(source: Source, *, memory_budget_bytes: int | None) -> list[Cells]:
             )
     layers = min(n_layers, max(1, rows - 1)) if source.is_direct else 1
     most = max(1, rows // (layers + _extra_rows(source)))
+    if source.whole_prompts:
+        if memory_budget_bytes is not None and most < n_positions:
+            raise SelectionError(
+                f"This model's tail takes whole prompts alone, and {n_positions} rows of "
+                f"{source.d_vocab:,} logits do not fit a memory budget of "
+                f"{memory_budget_bytes:,} bytes. Pass a shorter prompt or a larger budget."
+            )
+        most = n_positions
     return [
         Cells(slice(lowest, min(lowest + layers, n_layers)), positions)
         for positions in _even_parts(n_positions, most)

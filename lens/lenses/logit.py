@@ -74,6 +74,9 @@ def logit_lens(
     states = checkpoint.capture(inputs, layers=sorted({*rows, checkpoint.n_layers}))
     # After the states: a length at which the model adds rows is learnt on first reading.
     readout = readout_of(checkpoint, lens)
+    asked = columns
+    if getattr(checkpoint.readout, "whole_prompts", False):
+        columns = [list(range(len(ids))) for ids in batch]
     results = []
     for index, ids in enumerate(batch):
         at = torch.tensor(columns[index])
@@ -105,6 +108,9 @@ def logit_lens(
                 sets=sets,
             )
         )
+    if columns is not asked:
+        # Some tails read all positions together or none.
+        results = [one.select(positions=at) for one, at in zip(results, asked, strict=True)]
     return results[0] if alone else results
 
 

@@ -40,7 +40,7 @@ def second_pass(
 
     Raises UnsupportedArchitectureError for a readout that needs the whole prompt.
     """
-    if getattr(readout, "ids_matter", False):
+    if getattr(readout, "whole_prompts", False):
         raise UnsupportedArchitectureError(
             "This model's readout takes whole prompts alone, so no sample of positions can be read "
             "again. Measure it with sample_positions=0."

@@ -47,7 +47,7 @@ def studied(name: str, model: "Checkpoint", plan: Plan, report: Report) -> Subje
         )
 
     # A readout that looks at the whole prompt cannot read a sample of positions again.
-    again = 0 if getattr(model.readout, "ids_matter", False) else plan.sample_positions
+    again = 0 if getattr(model.readout, "whole_prompts", False) else plan.sample_positions
     output = profile("output", "output lens", sampled=again)
     fitted = _translator(name, model, plan, folder, report)
     gap, why_no_gap = _decomposition(name, model, plan, folder, report)

@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lens.checkpoint.proof import take_apart
 from lens.checkpoint.readout import DirectReadout, Step, Unembedding
-from lens.errors import UnprovedReadoutError, UnsupportedArchitectureError
+from lens.errors import ShapeError, UnprovedReadoutError, UnsupportedArchitectureError
 from tests.checkpoint.test_exactness import checkpoint
 from tests.checkpoint.tiny import BY_NAME
 
@@ -199,3 +200,44 @@ def test_an_unembedding_step_prints_what_it_does() -> None:
     steps = (Step("div", 30.0), Step("tanh"), Step("mul", 30.0))
     readout = DirectReadout((), Unembedding(torch.zeros(5, 3), torch.zeros(5), steps), 3)
     assert readout.describe() == "W_U + b_U -> div 30 -> tanh -> mul 30"
+
+
+class _Mixing(_Leaky):
+    """A tail in which each position's logits are summed with those before it."""
+
+    def forward(self, input_ids: Tensor, return_dict: bool = True) -> Any:
+        out = self.inner(input_ids=input_ids, use_cache=False)
+        out.logits = out.logits.cumsum(1) if self.leak else out.logits.tanh()
+        return out
+
+
+def test_a_tail_that_mixes_positions_is_read_whole_or_not_at_all() -> None:
+    mixing = checkpoint(_Mixing(BY_NAME["llama"].build(), leak=True))
+    assert mixing.replay.rows_mix
+    assert not mixing.replay.ids_matter
+    ids = [4, 5, 6, 7, 8]
+    with torch.no_grad():
+        own = mixing.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    whole, part = mixing.logit_lens(ids), mixing.logit_lens(ids, positions=[-1, 1])
+    assert whole.top_ids[-1, :, 0].tolist() == own.argmax(-1).tolist()
+    assert part.positions.tolist() == [4, 1]
+    assert np.array_equal(part.top_ids, whole.select(positions=[4, 1]).top_ids)
+    assert np.array_equal(part.kl_bits, whole.select(positions=[4, 1]).kl_bits)
+    with pytest.raises(ShapeError, match="mixes positions"):
+        mixing.read(torch.randn(3, 64))
+    plain = checkpoint(_Mixing(BY_NAME["llama"].build(), leak=False))
+    assert not plain.replay.whole_prompts
+
+
+def test_a_whole_prompt_is_read_at_once_where_its_logits_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lens.lenses.chunks.REPLAY_BYTES", 64)
+    mixing = checkpoint(_Mixing(BY_NAME["llama"].build(), leak=True))
+    leaky = checkpoint(_Leaky(BY_NAME["llama"].build(), leak=True))
+    for point in (mixing, leaky):
+        found = point.logit_lens([4, 5, 6, 7, 8], positions=[2])
+        with torch.no_grad():
+            own = point.model(torch.tensor([[4, 5, 6, 7, 8]])).logits[0, 2]
+        assert found.top_ids[-1, 0, 0] == int(own.argmax())
+        assert found.kl_bits[-1, 0] == pytest.approx(0, abs=1e-6)
