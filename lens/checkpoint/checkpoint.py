@@ -17,7 +17,7 @@ from lens.checkpoint.fingerprint import HashedTensor, hashed, joined, summed
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
 from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
 from lens.checkpoint.layout import MoreRowsError
-from lens.checkpoint.lookup import context_length, lookup_scale
+from lens.checkpoint.lookup import context_length, lookup_scale, source_length
 from lens.checkpoint.mid import MidPoint, find_mid
 from lens.checkpoint.origin import Origin
 from lens.checkpoint.proof import Proved, proved_with_rows_behind, take_apart
@@ -126,7 +126,18 @@ class Checkpoint:
     @cached_property
     def n_ctx(self) -> int | None:
         """Longest prompt in tokens, None where the architecture sets no limit."""
-        return context_length(self.model)
+        return context_length(self.model, self._probed)
+
+    @cached_property
+    def source_n_ctx(self) -> int | None:
+        """Longest source in tokens that the encoder takes, None without a limit or an encoder."""
+        return source_length(self.model, self._probed)
+
+    def _probed(self) -> None:
+        """A forward on the inputs of the proof."""
+        arguments = forward_arguments(self.model, self._proved.witness.inputs, seq2seq=self.seq2seq)
+        with untouched(self.model):
+            self.model(**arguments)
 
     @cached_property
     def tie(self) -> TieReport:
@@ -443,7 +454,7 @@ class Checkpoint:
                     f"{type(self.model).__name__} has no encoder: leave `source` out."
                 )
             return inputs
-        ids = prompts.source_ids(self.tokenizer, source, n_ids=self.n_ids)
+        ids = prompts.source_ids(self.tokenizer, source, n_ids=self.n_ids, n_ctx=self.source_n_ctx)
         tensor = torch.tensor([ids], device=self.device).expand(len(batch), -1)
         return dataclasses.replace(inputs, source_ids=tensor)
 

@@ -198,11 +198,23 @@ def decoder_ids(
     return check_ids(ids, d_vocab=n_ids, n_ctx=n_ctx, truncate=truncate)
 
 
-def source_ids(tokenizer: Any, source: Prompt | None, *, n_ids: int) -> list[int]:
-    """Ids for the encoder. Raises PromptError where the source is missing or out of range."""
+def source_ids(
+    tokenizer: Any, source: Prompt | None, *, n_ids: int, n_ctx: int | None = None
+) -> list[int]:
+    """Ids for the encoder.
+
+    Raises PromptError where the source is missing or out of range, ContextLengthError where it is
+    longer than the encoder's `n_ctx`.
+    """
     if source is None:
         raise PromptError(
             "This model is an encoder-decoder: the prompt goes to its decoder, and its encoder "
             'needs a text of its own. Pass source="…" (--source).'
         )
-    return to_ids(tokenizer, source, d_vocab=n_ids, n_ctx=None, truncate=False)
+    ids = to_ids(tokenizer, source, d_vocab=n_ids, n_ctx=None, truncate=False)
+    if n_ctx is not None and len(ids) > n_ctx:
+        raise ContextLengthError(
+            f"The source has {len(ids)} tokens, {len(ids) - n_ctx} more than the {n_ctx} that the "
+            "encoder takes. Shorten it."
+        )
+    return ids

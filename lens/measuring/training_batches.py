@@ -103,7 +103,12 @@ def _pairs(checkpoint: "Checkpoint", corpus: Any) -> Iterator[_Example]:
         )
     for source, target in corpus:
         ids = checkpoint.ids_of(target)
-        read = prompts.source_ids(checkpoint.tokenizer, source, n_ids=checkpoint.n_ids)
+        read = prompts.source_ids(
+            checkpoint.tokenizer,
+            source,
+            n_ids=checkpoint.n_ids,
+            n_ctx=checkpoint.source_n_ctx,
+        )
         yield _Example(ids[:-1], ids[1:], [*ids, *read], read)
 
 
