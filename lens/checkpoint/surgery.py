@@ -8,6 +8,8 @@ import math
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +162,8 @@ def save_checkpoint(
     except OSError as error:
         raise ExportError(f"{part} cannot be made: {error.strerror}.") from error
     try:
-        checkpoint.model.save_pretrained(part, max_shard_size=max_shard_size)
+        with _as_trained(checkpoint.model):
+            checkpoint.model.save_pretrained(part, max_shard_size=max_shard_size)
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save_pretrained(part)
         if target.is_dir():
@@ -171,6 +174,26 @@ def save_checkpoint(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _as_trained(model: Any) -> Iterator[None]:
+    """Within: weights that the model divides by powers of two for inference as they are stored.
+
+    RWKV does so in place at its first forward, and would do it again to what was saved after it.
+    """
+    divided = [m for m in model.modules() if getattr(m, "layers_are_rescaled", False)]
+    flags = [module.training for module in divided]
+    try:
+        for module in divided:
+            module.training = True
+            module._rescale_layers()
+        yield
+    finally:
+        for module, flag in zip(divided, flags, strict=True):
+            module.training = False
+            module._rescale_layers()
+            module.training = flag
 
 
 def require_new_folder(folder: Path) -> None:

@@ -9,13 +9,23 @@ from torch import nn
 
 @contextmanager
 def untouched(*roots: nn.Module) -> Iterator[None]:
-    """Within: eval mode and no gradient. After: every module's own training flag, even on error."""
-    training = [module for root in roots for module in root.modules() if module.training]
+    """Within: eval mode and no gradient. After: every module's own training flag, even on error.
+
+    And its kind of attention: BigBird takes full attention at the first short prompt, and keeps it.
+    """
+    modules = [module for root in roots for module in root.modules()]
+    training = [module for module in modules if module.training]
+    switched = [
+        (m, m.attention_type, dict(m._modules)) for m in modules if hasattr(m, "set_attention_type")
+    ]
     for module in training:
         module.training = False
     try:
         with torch.no_grad():
             yield
     finally:
+        for module, kind, parts in switched:
+            module.attention_type = kind
+            module._modules.update(parts)
         for module in training:
             module.training = True

@@ -266,3 +266,37 @@ def test_a_target_without_a_name_is_refused(
     with pytest.raises(ExportError, match="no new folder"):
         save_checkpoint(checkpoint(BY_NAME["gpt2"].build()), name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_divided_for_inference_are_saved_as_they_were_trained(
+    training: bool, tmp_path: Path
+) -> None:
+    """RWKV divides by powers of two in place; saved so, it would be divided twice when loaded."""
+    config = transformers.RwkvConfig(
+        vocab_size=97,
+        context_length=32,
+        hidden_size=16,
+        attention_hidden_size=16,
+        num_hidden_layers=4,
+        rescale_every=2,
+    )
+    torch.manual_seed(0)
+    model = transformers.RwkvForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+    stored = {name: p.detach().clone() for name, p in model.named_parameters()}
+    point = checkpoint(model.train(training))
+    point.logit_lens([4, 5, 6])
+    ids = torch.tensor([[4, 5, 6, 7]])
+    with torch.no_grad():
+        own = point.model.eval()(ids).logits
+    point.model.train(training)
+    folder = save_checkpoint(point, tmp_path / "saved")
+    again = transformers.RwkvForCausalLM.from_pretrained(folder)
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, stored[name]), name
+    with torch.no_grad():
+        assert torch.equal(again.eval()(ids).logits, own)
+        assert torch.equal(point.model.eval()(ids).logits, own)

@@ -1,11 +1,15 @@
 """What is the user's stays as it was: weights, hooks, forwards, flags; also after an error."""
 
+import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
+import lens
 from lens.errors import ShapeError
 from tests.checkpoint.test_exactness import checkpoint
 from tests.checkpoint.tiny import BY_NAME
@@ -154,3 +158,32 @@ def test_an_edit_of_another_shape_is_an_error() -> None:
         point.edit(1, [0, 1], lambda states: states[:, :1]),
     ):
         point.logit_lens([4, 5, 6])
+
+
+def test_a_kind_of_attention_that_a_short_prompt_switches_off_comes_back() -> None:
+    """BigBird takes full attention at the first short prompt, and would keep it for long ones."""
+    config = transformers.BigBirdConfig(
+        vocab_size=99,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=256,
+        block_size=4,
+        num_random_blocks=1,
+        attention_type="block_sparse",
+    )
+    torch.manual_seed(0)
+    model = transformers.BigBirdForMaskedLM(config).eval()
+    ids = torch.randint(5, 99, (1, 128))
+    before = [type(module) for module in model.modules()]
+    with torch.no_grad():
+        own = copy.deepcopy(model)(ids).logits[0].log_softmax(-1)
+    point = lens.load(model)
+    point.logit_lens([5, 6, 7])
+    assert [type(module) for module in model.modules()] == before
+    assert model.bert.attention_type == "block_sparse"
+    found = point.logit_lens(ids[0].tolist(), layers=[-1])
+    assert found.top_ids[-1, :, 0].tolist() == own.argmax(-1).tolist()
+    bits = own.max(-1).values.numpy() / np.log(2)
+    np.testing.assert_allclose(found.top_logprob_bits[-1, :, 0], bits, atol=1e-5)
