@@ -84,20 +84,27 @@ def read_vectors(
     if layer is not None and not 0 <= layer <= checkpoint.n_layers:
         raise SelectionError(f"There is no layer {layer}; layers are 0 to {checkpoint.n_layers}.")
     rows = _as_rows(checkpoint, vectors)
-    none = torch.full((len(rows),), NO_TOKEN)
-    projection = project(
-        readout_of(checkpoint, lens),
-        rows[None],
-        final_states=rows,
-        input_ids=none,
-        target_ids=none,
-        top_k=top_k,
-    )
-    top_ids = projection.top_ids[0]
+    readout = readout_of(checkpoint, lens)
+    # A replay reads them as the positions of a prompt, which cannot be longer than the context.
+    most = checkpoint.n_ctx if readout.kind == "replay" else None
+    parts = []
+    for part in rows.split(most or len(rows)):
+        none = torch.full((len(part),), NO_TOKEN)
+        parts.append(
+            project(
+                readout,
+                part[None],
+                final_states=part,
+                input_ids=none,
+                target_ids=none,
+                top_k=top_k,
+            )
+        )
+    top_ids = np.concatenate([part.top_ids[0] for part in parts])
     return VectorReadings(
         top_ids=top_ids,
-        top_logprob_bits=projection.top_logprob_bits[0],
-        entropy_bits=projection.entropy_bits[0],
+        top_logprob_bits=np.concatenate([part.top_logprob_bits[0] for part in parts]),
+        entropy_bits=np.concatenate([part.entropy_bits[0] for part in parts]),
         shape=tuple(vectors.shape[:-1]),
         layer=layer,
         vocabulary=tokenizing.token_text(checkpoint.tokenizer, sorted({*top_ids.ravel().tolist()})),

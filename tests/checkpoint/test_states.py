@@ -241,3 +241,21 @@ def test_an_edit_of_a_position_that_a_prompt_has_not_is_refused() -> None:
         ):
             model.logit_lens([[5, 6], [7, 8, 9]])
     assert len(model.logit_lens([5, 6]).positions) == 2
+
+
+def test_more_vectors_than_a_context_are_read_by_a_replay() -> None:
+    direct = checkpoint(BY_NAME["gpt2"].build())
+    replay = checkpoint(direct.model, readout=direct.replay)
+    assert replay.readout.kind == "replay"
+    assert replay.n_ctx is not None
+    vectors = torch.randn(2 * replay.n_ctx + 3, replay.d_model)
+    found, expected = replay.read(vectors), direct.read(vectors)
+    assert found.shape == (2 * replay.n_ctx + 3,)
+    assert found.entropy_bits == pytest.approx(expected.entropy_bits, abs=1e-4)
+    assert (found.top_ids[:, 0] == expected.top_ids[:, 0]).mean() > 0.99
+
+
+def test_vectors_that_overflow_the_models_dtype_are_refused() -> None:
+    half = checkpoint(BY_NAME["gpt2"].build().half())
+    with pytest.raises(ShapeError, match=r"inf as torch\.float16"):
+        half.read(torch.full((2, half.d_model), 1e5))
