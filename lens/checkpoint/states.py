@@ -1,8 +1,7 @@
 """Captured residual states as a thing of their own: kept, saved, loaded, read again."""
 
 import json
-import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +86,16 @@ def save_states(states: ResidualStates, path: str | Path) -> Path:
 
 
 def _write_whole(tensors: dict[str, torch.Tensor], meta: dict[str, str], target: Path) -> None:
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
-        os.close(handle)
+        part.touch(exist_ok=False)
+        mode = part.stat().st_mode
     except OSError as error:
         raise ExportError(f"Cannot write in {target.parent}: {error.strerror}.") from error
-    part = Path(name)
     try:
         save_file(tensors, part, metadata=meta)
+        # safetensors makes a file for its owner alone; this one has the rights of any other here.
+        part.chmod(mode)
         part.replace(target)
     except (OSError, SafetensorError) as error:
         raise ExportError(f"Cannot write {target}: {error}.") from error

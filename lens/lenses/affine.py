@@ -95,12 +95,14 @@ class AffineLens:
             place.mkdir(parents=True, exist_ok=True)
             tensors = {"weight": self.weight.cpu().contiguous(), "bias": self.bias.cpu()}
             meta = {"format": FORMAT, "name": self.name, "source": asdict(self.source)}
-            _replace(place / WEIGHTS, lambda path: save_file(tensors, path))
             text = json.dumps(meta, indent=1)
-            # Last: a folder with this file in it is whole.
+            # First away and last there: a folder with this file in it is whole, and of one lens.
+            (place / CONFIG).unlink(missing_ok=True)
+            _replace(place / WEIGHTS, lambda path: save_file(tensors, path))
             _replace(place / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
-        except OSError as error:
-            raise ExportError(f"Cannot write in {place}: {error.strerror or error}.") from error
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ExportError(f"Cannot write in {place}: {why}.") from error
         return place
 
 

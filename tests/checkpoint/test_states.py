@@ -259,3 +259,11 @@ def test_vectors_that_overflow_the_models_dtype_are_refused() -> None:
     half = checkpoint(BY_NAME["gpt2"].build().half())
     with pytest.raises(ShapeError, match=r"inf as torch\.float16"):
         half.read(torch.full((2, half.d_model), 1e5))
+
+
+def test_a_file_of_states_has_the_rights_of_any_file(llama: Checkpoint, tmp_path: Path) -> None:
+    saved = llama.residual_states(IDS).save(tmp_path / "s.safetensors")
+    other = tmp_path / "other"
+    other.touch()
+    assert saved.stat().st_mode == other.stat().st_mode
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "s.safetensors"]
