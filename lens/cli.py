@@ -106,7 +106,7 @@ def run(
     debug: options.Debug = False,
 ) -> None:
     """Read one prompt with the logit lens: a table, or a heatmap or data file with -o."""
-    prompt = prompt_from(text, ids, messages)
+    prompt = prompt_from(text, ids, messages, source=source)
     asked = numbers_from(positions, "--positions")
     reading: dict[str, Any] = {
         "messages": messages_from(messages),

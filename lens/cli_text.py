@@ -9,10 +9,17 @@ from typing import Any
 import typer
 
 
-def prompt_from(text: str | None, ids: str | None, messages: Path | None) -> str | list[int] | None:
-    """The one prompt that was given: text or token ids, None where it is messages."""
+def prompt_from(
+    text: str | None, ids: str | None, messages: Path | None, *, source: str | None = None
+) -> str | list[int] | None:
+    """The one prompt that was given: text or token ids, None where it is messages.
+
+    And None beside a source alone: the model writes the target itself.
+    """
     given = {"TEXT": text, "--ids": ids, "--messages": messages}
     present = [name for name, value in given.items() if value is not None]
+    if not present and source is not None:
+        return None
     if len(present) != 1:
         found = " and ".join(present) or "none of them"
         raise typer.BadParameter(f"give one of TEXT, --ids, --messages; found {found}.")

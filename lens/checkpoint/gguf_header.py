@@ -64,7 +64,10 @@ def read_header(path: Path) -> GGUFHeader:
             )
         try:
             header, end = _read(file, path)
-        except (struct.error, EOFError, OverflowError, UnicodeDecodeError, KeyError) as error:
+        except (
+            *(struct.error, EOFError, OverflowError, UnicodeDecodeError, KeyError),
+            *(TypeError, ZeroDivisionError),  # a field of another kind, an alignment of 0
+        ) as error:
             raise CorruptCheckpointError(
                 f"The header of {path} is damaged or cut ({error}). Get the file again."
             ) from error

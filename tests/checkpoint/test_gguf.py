@@ -109,6 +109,22 @@ def test_a_part_of_a_split_file_is_refused(file: Path) -> None:
         read_header(file)
 
 
+@pytest.mark.parametrize(
+    ("key", "kind", "value"),
+    [(b"general.alignment", 4, 0), (b"split.count", 8, None), (b"general.alignment", 8, None)],
+)
+def test_a_field_that_cannot_be_counted_with_is_refused(
+    file: Path, key: bytes, kind: int, value: int | None
+) -> None:
+    raw = file.read_bytes()
+    number = b"\1" + b"\0" * 7 + b"x" if value is None else value.to_bytes(4, "little")
+    entry = len(key).to_bytes(8, "little") + key + kind.to_bytes(4, "little") + number
+    count = int.from_bytes(raw[16:24], "little") + 1
+    file.write_bytes(raw[:16] + count.to_bytes(8, "little") + entry + raw[24:])
+    with pytest.raises(CorruptCheckpointError, match="damaged or cut"):
+        read_header(file)
+
+
 def test_a_conversion_that_fails_leaves_nothing(file: Path, cache: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"llama", b"lxmxx"))
     with pytest.raises(LensError):

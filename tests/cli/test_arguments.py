@@ -131,6 +131,7 @@ def test_one_prompt_is_given_in_one_way() -> None:
     assert prompt_from("text", None, None) == "text"
     assert prompt_from(None, "1,2", None) == [1, 2]
     assert prompt_from(None, None, Path("chat.json")) is None
+    assert prompt_from(None, None, None, source="a text to translate") is None
     with pytest.raises(typer.BadParameter, match="found none of them"):
         prompt_from(None, None, None)
     with pytest.raises(typer.BadParameter, match="found TEXT and --ids"):
