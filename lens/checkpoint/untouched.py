@@ -16,7 +16,9 @@ def untouched(*roots: nn.Module) -> Iterator[None]:
     modules = [module for root in roots for module in root.modules()]
     training = [module for module in modules if module.training]
     switched = [
-        (m, m.attention_type, dict(m._modules)) for m in modules if hasattr(m, "set_attention_type")
+        (m, m.attention_type, dict(m._modules))
+        for m in modules
+        if hasattr(type(m), "set_attention_type")
     ]
     for module in training:
         module.training = False
