@@ -127,7 +127,7 @@ def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
         wanted = [index(i) for i in wanted]
     except TypeError:
         raise SelectionError(
-            f"{what}s are a list of whole numbers, not {str(wanted)[:60]!r}.".capitalize()
+            f"{what.capitalize()}s are a list of whole numbers, not {str(wanted)[:60]!r}."
         ) from None
     wrong = [i for i in wanted if not -count <= i < count]
     if wrong or not len(wanted):

@@ -1,6 +1,5 @@
 """Tie, untie, interpolate, reset: always on a copy, which is taken apart and proved anew."""
 
-import contextlib
 import copy
 import dataclasses
 import glob
@@ -9,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +210,7 @@ def _remove_abandoned(target: Path) -> None:
         if part.is_symlink() or not part.is_dir():
             continue
         # Another run may be writing there, or have finished in between.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             written = max(one.lstat().st_mtime for one in (part, *part.rglob("*")))
             if time.time() - written > ABANDONED_SECONDS:
                 shutil.rmtree(part)

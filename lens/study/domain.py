@@ -15,7 +15,14 @@ from lens.corpus import Corpus, read_corpus
 from lens.errors import SelectionError
 from lens.study.arms import PAIR, arm_of
 from lens.study.held_out import held_out_loss_bits, ngram_losses
-from lens.study.measured import finished_run, measure_checkpoint, write_json
+from lens.study.measured import (
+    SAMPLE_POSITIONS,
+    TUNING_RATE,
+    TUNING_STEPS,
+    finished_run,
+    measure_checkpoint,
+    write_json,
+)
 from lens.study.recipe import Recipe, recipe_of
 from lens.study.run import branch_folder, read_formatted
 from lens.study.texts import StudyTexts, study_texts
@@ -24,9 +31,9 @@ FORMAT = "lens-study-domain-1"
 DOMAIN_DOCUMENTS = 64
 DOMAIN_SEEDS = 3
 MEASURING: dict[str, Any] = {
-    "tuning_steps": 200,
-    "tuning_rate": 1e-2,
-    "sample_positions": 2048,
+    "tuning_steps": TUNING_STEPS,
+    "tuning_rate": TUNING_RATE,
+    "sample_positions": SAMPLE_POSITIONS,
 }
 """As the rows of the study are measured."""
 
@@ -83,21 +90,25 @@ def reproduce_domain(
     """
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", domain):
         raise SelectionError(f"A domain is named in small letters and digits, not {domain!r}.")
+    targets = {
+        (arm_of(arm).name, seed): Path(results) / f"domain-{domain}-{arm}-{seed}.json"
+        for seed in range(seeds)
+        for arm in arms
+    }
+    missing = {run: target for run, target in targets.items() if not target.is_file()}
+    if not missing:
+        return []
     recipe = recipe or Recipe()
     texts = study_texts(corpus, d_vocab=recipe.d_vocab)
     taken = read_corpus(other).in_runs().take(documents)
     grams = asdict(ngram_losses(replace(texts, held_out=taken), window_tokens=recipe.window_tokens))
     written = []
-    for seed in range(seeds):
-        for arm in arms:
-            target = Path(results) / f"domain-{domain}-{arm}-{seed}.json"
-            if target.is_file():
-                continue
-            place = Path(folder) / f"{arm_of(arm).name}-seed-{seed}"
-            row = measure_domain(place, texts, taken, domain=domain, **(measuring or {}))
-            written.append(write_json(row | {"ngram_bits": grams}, target))
-            if progress is not None:
-                progress(f"{arm}, seed {seed}: measured on {domain}")
+    for (arm, seed), target in missing.items():
+        place = Path(folder) / f"{arm}-seed-{seed}"
+        row = measure_domain(place, texts, taken, domain=domain, **(measuring or {}))
+        written.append(write_json(row | {"ngram_bits": grams}, target))
+        if progress is not None:
+            progress(f"{arm}, seed {seed}: measured on {domain}")
     return written
 
 

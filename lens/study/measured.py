@@ -37,13 +37,19 @@ EARLY_DOCUMENTS, LAST_DOCUMENTS = 24, 200
 """Held-out documents that an early branch and the last are measured on."""
 
 
+TUNING_STEPS, TUNING_RATE = 200, 1e-2
+"""Of the fit by KL of a translator."""
+
+SAMPLE_POSITIONS = 2048
+
+
 def measure_run(
     folder: str | Path,
     texts: StudyTexts,
     *,
-    tuning_steps: int = 200,
-    tuning_rate: float = 1e-2,
-    sample_positions: int = 2048,
+    tuning_steps: int = TUNING_STEPS,
+    tuning_rate: float = TUNING_RATE,
+    sample_positions: int = SAMPLE_POSITIONS,
     gradient_targets: int = 8192,
     last_documents: int = LAST_DOCUMENTS,
     progress: Callable[[str], None] | None = None,
