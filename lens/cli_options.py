@@ -10,7 +10,7 @@ Model = Annotated[
     Argument(metavar="MODEL", help="A hub id, a folder, a .gguf file, or demo (needs no hub)."),
 ]
 Revision = Annotated[str | None, Option(metavar="NAME", help="Branch, tag or commit of a hub id.")]
-Device = Annotated[str | None, Option(metavar="NAME", help="cpu, cuda, cuda:1, mps.")]
+Device = Annotated[str | None, Option(metavar="NAME", help="cpu, cuda, cuda:1.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     Option(help="Dtype of the weights; left out, the checkpoint's own."),

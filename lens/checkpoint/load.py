@@ -13,7 +13,7 @@ import torch
 from lens.checkpoint import gguf, hub, memory, packages, tokenizing, weights
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.origin import Origin
-from lens.checkpoint.placing import parse_device, parse_dtype
+from lens.checkpoint.placing import parse_device, parse_dtype, refuse_without_float64
 from lens.checkpoint.pretrained import no_weights, open_folder, read_config
 from lens.errors import (
     CheckpointNotFoundError,
@@ -222,6 +222,7 @@ def _of_memory(source: Any, tokenizer: Any) -> tuple[Any, Any, Origin]:
 
 def _checked(model: Any, tokenizer: Any, origin: Origin) -> tuple[Any, Any, Origin]:
     weights.check_materialized(model)
+    refuse_without_float64(p.device for p in model.parameters())
     weights.check_finite(model)
     if tokenizer is not None:
         tokenizer = tokenizing.open_tokenizer(tokenizer, d_vocab=_rows(model))

@@ -1,5 +1,7 @@
 """Where a model goes and in which precision, checked before anything is read."""
 
+from collections.abc import Iterable
+
 import torch
 
 from lens.errors import SelectionError
@@ -29,7 +31,8 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def parse_device(device: str | torch.device | None) -> torch.device | None:
-    """A device that is there. Raises SelectionError for an unknown or absent one.
+    """A device that is there. Raises SelectionError for an unknown or absent one, and for one
+    without float64.
 
     >>> parse_device("cpu")
     device(type='cpu')
@@ -42,12 +45,25 @@ def parse_device(device: str | torch.device | None) -> torch.device | None:
         raise SelectionError(
             f"device {device!r} is no device of torch; here are: {', '.join(_present())}."
         ) from error
+    refuse_without_float64([parsed])
     count = _present().get(parsed.type, 0)
     if (parsed.index or 0) >= count:
         raise SelectionError(
             f"device {str(parsed)!r} is not on this machine; here are: {', '.join(_present())}."
         )
     return parsed
+
+
+def refuse_without_float64(devices: Iterable[torch.device]) -> None:
+    """Raises SelectionError for MPS: sums over the vocabulary are taken in float64, which it lacks.
+
+    Source: PyTorch's notes on the MPS backend.
+    """
+    if any(device.type == "mps" for device in devices):
+        raise SelectionError(
+            "lens adds up in float64, which the device mps does not have. Load the model on the "
+            'CPU (device="cpu"), or move it there: model.to("cpu").'
+        )
 
 
 def _present() -> dict[str, int]:

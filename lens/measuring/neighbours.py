@@ -11,7 +11,10 @@ from lens.linear import blocks
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """For each query the ids of its k nearest rows by cosine, best first, and by dot product."""
+    """For each query the ids of its k nearest rows by cosine, best first, and by dot product.
+
+    On the CPU, wherever the rows are: they name rows.
+    """
 
     by_cosine: Int[Tensor, "query k"]
     by_dot: Int[Tensor, " query"]
@@ -52,7 +55,7 @@ def nearest_rows(
         top, place = cosines.topk(min(k, cosines.shape[1]), dim=1)
         best, chosen = torch.cat([best, top], 1).topk(k, dim=1)
         ids = torch.cat([ids, place + rows.start], 1).gather(1, chosen)
-    return Nearest(ids, dot_ids)
+    return Nearest(ids.cpu(), dot_ids.cpu())
 
 
 def overlap(a: Int[Tensor, "query k"], b: Int[Tensor, "query k"]) -> float:

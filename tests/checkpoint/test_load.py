@@ -63,6 +63,7 @@ def test_dtype_is_that_of_the_files_unless_asked(tmp_path: Path) -> None:
         ({"dtype": "floaty"}, "none of float32"),
         ({"device": "cpu:3"}, "not on this machine"),
         ({"device": "toaster"}, "no device of torch"),
+        ({"device": "mps"}, "lens adds up in float64"),
         ({"device": "cpu", "device_map": "cpu"}, "not both"),
         ({"revision": "step1"}, "belongs to a hub id"),
     ],
