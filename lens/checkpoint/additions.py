@@ -202,9 +202,12 @@ def passages(
     def _after(index: int, output: Any) -> None:
         if index not in wanted:
             return
-        additions, last = stream.end(trunk.output_slot.get(output))
+        end = trunk.output_slot.get(output)
+        additions, last = stream.end(end)
+        # Where a block lies on another device than the one before it, its input is moved there.
+        start = entered[0].to(end.device)
         found[index] = Passage(
-            states=tuple(map(_canonical, (entered[0], *(a.state for a in additions or ())))),
+            states=tuple(map(_canonical, (start, *(a.state for a in additions or ())))),
             added=tuple(_canonical(a.added) for a in additions or ()),
             last_step=last,
         )

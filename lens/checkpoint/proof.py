@@ -58,7 +58,7 @@ class Witness:
             if given.shape != logits.shape:
                 return f"at {which} it gives shape {tuple(given.shape)}, not {tuple(logits.shape)}"
             if not same_numbers(given, logits):
-                off = (given.float() - logits.float()).abs().max().item()
+                off = (given.cpu().float() - logits.cpu().float()).abs().max().item()
                 return f"at {which} its logits differ by up to {off:.3g}"
         return None
 
@@ -77,9 +77,10 @@ class Proved:
 
 
 def same_numbers(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, NaN equal to NaN, -inf to -inf."""
+    """Equal bit for bit, NaN equal to NaN, -inf to -inf; on whichever devices."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    b = b.to(a.device)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
@@ -300,7 +301,7 @@ def _rows_mix(replay: ReplayReadout, witness: Witness) -> bool:
     """True where a changed state at one position changes the logits of another."""
     changed = witness.random_state.clone()
     ends = ((0, 0), (-1, -1))  # the first position of a prompt, the last of another
-    others = torch.ones(changed.shape[:2], dtype=torch.bool, device=changed.device)
+    others = torch.ones(changed.shape[:2], dtype=torch.bool)
     for end in ends:
         changed[end] = -2 * changed[end] + 1
         others[end] = False

@@ -67,6 +67,12 @@ def tie(checkpoint: Checkpoint, *, keep: str) -> Checkpoint:
     if checkpoint.tie.is_tied:
         raise SelectionError(f"The matrices are one already: {checkpoint.tie.verdict}.")
     _require_alike(checkpoint)
+    w_e, w_u = checkpoint.W_E, checkpoint.W_U
+    if w_e.device != w_u.device:
+        raise UnsupportedModelStateError(
+            f"W_E is on {w_e.device} and W_U on {w_u.device}: one matrix cannot be on both. Load "
+            "the model on one device, or use interpolate(alpha=1), which keeps two."
+        )
     model = _copied(checkpoint)
     names = checkpoint.tie.input_name, checkpoint.tie.output_name
     w_e, w_u = _named(model, names[0]), _named(model, names[1])

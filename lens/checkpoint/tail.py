@@ -238,7 +238,9 @@ def _is_identity(event: Event, source: Tensor) -> bool:
         return False
     if event.is_module or event.name in _IDENTITIES or event.name in _CASTS:
         same = out is source or (
-            out.shape == source.shape and out.dtype == source.dtype and torch.equal(out, source)
+            out.shape == source.shape
+            and out.dtype == source.dtype
+            and torch.equal(out.to(source.device), source)
         )
         return same and (event.is_module is False or not list(event.target.parameters()))
     return False

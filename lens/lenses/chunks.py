@@ -201,7 +201,8 @@ class Chunk:
         for first in range(0, self.d_vocab, self.lens.tile_tokens):
             lens = self.lens.tile(first)
             final = lens if self.final is self.lens else self.final.tile(first)
-            yield first, lens[:n_layers], final[self.final_layer]
+            # The two matrices may lie on two devices.
+            yield first, lens[:n_layers], final[self.final_layer].to(lens.device)
 
     def chosen(self, ids: Int[Tensor, "chosen pos"]) -> Float[Tensor, "chosen layer pos"]:
         """The layers' logits of a few tokens for each position."""
@@ -209,7 +210,7 @@ class Chunk:
 
     def chosen_final(self, ids: Int[Tensor, "chosen pos"]) -> Float[Tensor, "chosen pos"]:
         """The final rows' logits of a few tokens for each position."""
-        return self.final.chosen(ids)[:, self.final_layer]
+        return self.final.chosen(ids)[:, self.final_layer].to(self.lens.device)
 
     def each(self, ids: Int[Tensor, "layer pos k"]) -> Float[Tensor, "layer pos k"]:
         """The logits of every cell's own tokens."""

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 def prepared(
     checkpoint: "Checkpoint", states: Float[Tensor, "*rows d_model"]
 ) -> Float[Tensor, "*rows d_unembed"]:
-    """What the direct readout puts into the unembedding, differentiable in the states; float32."""
+    """What the direct readout puts into the unembedding, differentiable in the states; float32.
+
+    It lies where the unembedding does.
+    """
     readout = checkpoint.readout
     assert isinstance(readout, DirectReadout)
     with untouched(*readout.modules), torch.enable_grad():
@@ -35,7 +38,7 @@ def prepared(
             if isinstance(part, OwnTail):
                 part = OwnTail(partial(replayed, checkpoint.replay), part.weight)
             rows = part(rows)
-        return rows.float()
+        return rows.float().to(readout.unembedding.weight.device)
 
 
 def replayed(

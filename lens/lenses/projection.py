@@ -217,7 +217,10 @@ class _Job:
             top_k = min(top_k + extra_candidates(top_k), self.source.d_vocab)
         thresholds = chunk.chosen(ids[:OWN].clamp(min=0))
         reduction = reduction_for(
-            fused=self.source.fused, top_k=top_k, ids=ids, thresholds=thresholds
+            fused=self.source.fused,
+            top_k=top_k,
+            ids=ids.to(thresholds.device),
+            thresholds=thresholds,
         )
         for first, lens, final in chunk.tiles():
             reduction.update(first, lens, final)

@@ -80,9 +80,9 @@ class StateDivergence:
             with_pull=with_pull,
         )
         if not with_pull:
-            return found.kl_bits, torch.zeros_like(moved)
-        force = found.pull * rows.read[:, None]
-        return found.kl_bits, pulled_back(own, [moved], force)[0].float()
+            return found.kl_bits.to(moved.device), torch.zeros_like(moved)
+        force = found.pull * rows.read[:, None].to(own.device)
+        return found.kl_bits.to(moved.device), pulled_back(own, [moved], force)[0].float()
 
     def _replayed(
         self, moved: Tensor, rows: StateRows, *, with_pull: bool
@@ -99,7 +99,7 @@ class StateDivergence:
                 logits = replayed(replay, leaf[None].to(dtype), rows.inputs)[0]
                 log_q = torch.log_softmax(logits.float(), -1)
                 kl = torch.where(p == 0, 0.0, p * (log_p - log_q)).sum(-1) * NATS_TO_BITS
-            kls.append(kl.detach())
+            kls.append(kl.detach().to(leaf.device))
             pulls.append(
                 pulled_back(kl, [leaf], rows.read.to(kl))[0]
                 if with_pull

@@ -79,6 +79,7 @@ class DirectRows:
 
     def group(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "layer pos token"]:
         """The logits of a few tokens for every row."""
+        ids = ids.to(self.device)
         logits = torch.mm(self._rows[: self._n_rows], self.weight[ids].to(torch.float32).T)
         self._finish(logits, ids)
         return rearrange(logits, "(l p) t -> l p t", l=self._n_layers)

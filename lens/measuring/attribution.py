@@ -134,7 +134,7 @@ def attribution(
         raise SelectionError("token and against are the same: their difference is 0.")
     linear = linear_logit(readout, state, weights)
     at_start, constant, writes = _pulled_back(linear, steps)
-    parts = [float(at_start @ start)]
+    parts = [float(at_start.to(start.device) @ start)]
     parts += [float(direction @ write.value) for write, direction in writes]
     neurons = _neurons(writes, top_neurons)
     names = token_text(checkpoint.tokenizer, [*weights])
@@ -172,8 +172,11 @@ def _pulled_back(
     writes = []
     for step in reversed(steps):
         if isinstance(step, Write):
+            # Blocks may lie on several devices.
+            direction = direction.to(step.value.device)
             writes.append((step, direction))
         else:
+            direction = direction.to(step.bias.device)
             constant += float(direction @ step.bias)
             direction = step.transposed(direction)
     return direction, constant, writes[::-1]

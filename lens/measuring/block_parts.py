@@ -123,6 +123,7 @@ def _recorded(trunk: Trunk, length: int) -> Iterator[list[_Call]]:
 
 def _steps(call: _Call, passage: Passage, before: Tensor, layer: int, position: int) -> list[Step]:
     assert call.after is not None
+    before = before.to(call.after.device)
     added = call.after.double() - before.double()
     found = _adding_up(call, added) or _added_inside(call, passage)
     if found is not None:

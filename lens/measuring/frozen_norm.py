@@ -42,15 +42,15 @@ def linear_logit(
     """
     with torch.no_grad():
         norm, rest = _split(readout, state)
-    ids = torch.tensor(list(weights), device=state.device)
+    ids = torch.tensor(list(weights))
     factors = torch.tensor(list(weights.values()), dtype=torch.float64, device=state.device)
-    scale, shift, quantity = _affine(readout.unembedding.steps, ids)
-    rows = readout.unembedding.weight.detach()[ids].double()
+    scale, shift, quantity = _affine(readout.unembedding.steps, ids, state.device)
+    rows = readout.unembedding.weight.detach()[ids].double().to(state.device)
     with torch.no_grad():
-        at = _through(rest, state.new_zeros(norm.gain.shape)[None])[0].double()
+        at = _through(rest, state.new_zeros(norm.gain.shape)[None])[0].double().to(state.device)
     direction = _pulled_back(rest, norm.gain.shape[0], (factors * scale) @ rows, state)
     bias = readout.unembedding.bias
-    added = shift + (0.0 if bias is None else scale * bias.detach()[ids].double())
+    added = shift + (0.0 if bias is None else scale * bias.detach()[ids].double().to(state.device))
     constant = float((factors * scale) @ (rows @ at) + (factors * added).sum())
     constant += float(direction @ norm.bias)
     return LinearLogit(norm.transposed(direction).detach(), constant, quantity)
@@ -68,6 +68,7 @@ def norm_bias(
             norm, rest = _split(readout, state)
             zero = torch.zeros_like(norm.bias).to(state)
             added = _through(rest, norm.bias.to(state)[None])[0] - _through(rest, zero[None])[0]
+            added = added.to(state.device)
     except UnsupportedArchitectureError:
         return None
     return added if bool(added.any()) else None
@@ -129,12 +130,14 @@ def _frozen(head: Parts, state: Tensor, probes: list[Tensor]) -> FrozenNorm | No
     if not head:
         one = torch.ones(d, dtype=torch.float64, device=state.device)
         return FrozenNorm(one, torch.zeros_like(one), 0.0)
-    bias = _through(head, torch.zeros_like(state)[None])[0].double()
+    # What comes out lies where the norm is, which may be another device than the state's.
+    bias = _through(head, torch.zeros_like(state)[None])[0].double().to(state.device)
     if bias.shape[0] != d or not bool(torch.isfinite(bias).all()):
         return None
     signs = _signs(state) * state.float().std()
-    made = [_through(head, x.to(state)[None])[0].double() - bias for x in (signs, *probes, state)]
-    given = [x.double() for x in (signs, *probes, state)]
+    given = [signs, *probes, state]
+    made = [_through(head, x.to(state)[None])[0].double().to(state.device) - bias for x in given]
+    given = [x.double() for x in given]
     # At plus and minus one with mean zero, what comes out is the gain up to one factor.
     gain = made[0] / given[0]
     for share in (1.0, 0.0):
@@ -184,29 +187,29 @@ def _pulled_back(rest: Parts, d: int, direction: Tensor, like: Tensor) -> Float[
         return direction
     with torch.enable_grad():
         x = torch.zeros((1, d), dtype=like.dtype, device=like.device, requires_grad=True)
-        value = (_through(rest, x)[0].double() * direction).sum()
+        value = (_through(rest, x)[0].double().to(direction.device) * direction).sum()
         (gradient,) = torch.autograd.grad(value, [x])
     return gradient[0].double()
 
 
 def _affine(
-    steps: tuple[Step, ...], ids: Tensor
+    steps: tuple[Step, ...], ids: Tensor, device: torch.device
 ) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"], str]:
-    """Scale and shift of the steps after the product, up to a soft-cap."""
+    """Scale and shift of the steps after the product, up to a soft-cap, on a device."""
     quantity = "logit"
     caps = [i for i, step in enumerate(steps) if step.kind not in _LINEAR]
     if caps:
         steps, quantity = steps[: caps[0]], "logit before the soft-cap"
         while steps and steps[-1].kind in ("div", "mul", "cast"):
             steps = steps[:-1]
-    scale = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
+    scale = torch.ones(len(ids), dtype=torch.float64, device=device)
     shift = torch.zeros_like(scale)
     for step in steps:
         if step.kind == "cast":
             continue
         value = step.value
         if isinstance(value, Tensor):
-            value = value.detach().double().to(ids.device)
+            value = value.detach().double().to(device)
             value = value[ids] if value.ndim else value
         if step.kind in ("mul", "div"):
             factor = value if step.kind == "mul" else 1 / value  # type: ignore[operator]

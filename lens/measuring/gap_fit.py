@@ -75,7 +75,9 @@ class GapProblem:
         seed: int = 0,
     ):
         self.checkpoint = checkpoint
-        self.states, self.check_states = states.float(), check_states.float()
+        # Corrections have an entry for each token, and lie where the unembedding does.
+        device = unembedding.weight.device
+        self.states, self.check_states = (s.float().to(device) for s in (states, check_states))
         self.last, self.check_last = last, check_last
         self.unembedding = unembedding
         # -ln prior, shared over the positions: what one more nat squared of bias costs.
@@ -127,6 +129,7 @@ class GapProblem:
     ) -> Float[Tensor, " pos"]:
         """KL(final || corrected lens) of other rows."""
         with torch.no_grad():
+            states = states.to(self.states.device)
             rows = prepared(self.checkpoint, correction.moved(states)).detach()
             return divergence(
                 self.unembedding,
@@ -198,6 +201,7 @@ class GapProblem:
     ) -> float:
         """Mean KL over the reduced vocabulary."""
         with torch.no_grad():
+            states = states.to(self.states.device)
             rows = prepared(self.checkpoint, correction.moved(states)).detach()
             found = divergence(
                 self._near,
@@ -323,7 +327,7 @@ class GapProblem:
 
     def _pair(self, free: frozenset[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """States and last states, centred where a shift is free, and what was taken off."""
-        x, y = self.states, self.last.states
+        x, y = self.states, self.last.states.to(self.states.device)
         if "shift" not in free:
             zero = torch.zeros_like(x[0])
             return x, y, zero, zero

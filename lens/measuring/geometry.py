@@ -235,6 +235,7 @@ def _spaces(a: _Rows, b: _Rows, moments: Moments, held_out: Tensor, penalty: flo
 
 
 def _cosines(x: Float[Tensor, "row d"], y: Float[Tensor, "row d"]) -> Float[Tensor, " row"]:
+    y = y.to(x.device)
     lengths = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
     return torch.linalg.vecdot(x, y).double() / lengths.double().clamp_min(1e-300)
 

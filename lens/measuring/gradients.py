@@ -7,7 +7,7 @@ the gradients of its two. Source: Press and Wolf, arXiv:1608.05859, section 3.
 What Adam makes of the paths stands beside them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -166,11 +166,12 @@ def gradients(
     for done, batch in enumerate(batches):
         parts = batch_gradients(checkpoint, batch.inputs, batch.targets, whole=done == 0)
         errors += _law_errors(checkpoint, parts)
-        optimiser.add({path: g.float() / parts.n_targets for path, g in parts.by_path.items()})
-        share, cosine = share_and_cosine(list(parts.by_path.values()))
+        by_path = _together(parts.by_path)
+        optimiser.add({path: g.float() / parts.n_targets for path, g in by_path.items()})
+        share, cosine = share_and_cosine(list(by_path.values()))
         shares.append(share)
         cosines.append(cosine)
-        for path, gradient in parts.by_path.items():
+        for path, gradient in by_path.items():
             total[path] = gradient.float() + total[path] if path in total else gradient.float()
         loss, count = loss + parts.loss_nats, count + parts.n_targets
         if progress is not None:
@@ -202,6 +203,12 @@ def gradients(
         n_targets=count,
         law_error=max(errors, default=float("nan")),
     )
+
+
+def _together(by_path: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All on the device of the first: two matrices may lie on two."""
+    device = next(iter(by_path.values())).device
+    return {path: gradient.to(device) for path, gradient in by_path.items()}
 
 
 def batch_gradients(

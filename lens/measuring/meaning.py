@@ -133,7 +133,7 @@ def _answers(
             prepared = checkpoint.readout.prepare(states).double()
             rows = checkpoint.W_U.detach()[torch.tensor([t for _, _, t in part])].double()
             cosines += torch.nn.functional.cosine_similarity(
-                prepared, rows.to(last.device)
+                prepared, rows.to(prepared.device)
             ).tolist()
         else:
             logits = checkpoint.replay.logits(last, inputs)[torch.arange(len(part)), at]

@@ -125,5 +125,6 @@ def energy(
     h = states.double()
     h = h - norm.share * h.mean(-1, keepdim=True)
     h = h / h.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    along = torch.einsum("pd,de,pe->p", h, gram.to(h.device), h).clamp_min(0).sqrt()
+    gram = gram.to(h.device)
+    along = torch.einsum("pd,de,pe->p", h, gram, h).clamp_min(0).sqrt()
     return along / torch.linalg.matrix_norm(gram)

@@ -39,7 +39,8 @@ class Likeness:
 
 
 def likeness(a: Matrix, b: Matrix) -> Likeness:
-    """How alike two matrices with the same rows are."""
+    """How alike two matrices with the same rows are, on the device of the first."""
+    b = b.to(a.device)
     gram_a, gram_b = linear.cross_product(a, a), linear.cross_product(b, b)
     order = torch.randperm(b.shape[0], generator=torch.Generator().manual_seed(0))
     found = [

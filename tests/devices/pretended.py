@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from inspect import getattr_static
 from typing import Any, ClassVar
 
+import accelerate
 import pytest
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,8 @@ class Pretended(Tensor):
             return _ANSWERS[func](*args)
         if func in (Tensor.numpy, Tensor.__array__):
             raise TypeError(f"can't convert {args[0].place} device type tensor to numpy.")
+        if func is torch.autograd.grad:
+            return _gradients(args, kwargs)
         place = _common_place(func, args, kwargs)
         asked, args, kwargs = _on_the_cpu(func, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
@@ -108,6 +111,19 @@ def _common_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         raise RuntimeError(f"Expected all tensors to be on the same device ({name}): {places}.")
     _refuse_generator(kwargs, *places)
     return places.pop() if places else CPU
+
+
+def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each gradient where its leaf is; what is pulled back, where the output is."""
+    output, leaves, *force = args
+    if {place_of(x) for x in force if x is not None} - {place_of(output)}:
+        raise RuntimeError("Mismatch in device of grad_outputs and outputs.")
+    with torch._C.DisableTorchFunctionSubclass():
+        found = torch.autograd.grad(*args, **kwargs)
+    return tuple(
+        None if grad is None else put(grad, place_of(leaf))
+        for grad, leaf in zip(found, leaves, strict=True)
+    )
 
 
 def _is_anywhere(tensor: Tensor) -> bool:
@@ -164,7 +180,9 @@ class _Factories(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if any(isinstance(x, Pretended) for x in tree_leaves((args, kwargs))):
+        if func is torch.device or any(
+            isinstance(x, Pretended) for x in tree_leaves((args, kwargs))
+        ):
             return func(*args, **kwargs)
         asked, args, kwargs = _on_the_cpu(func, args, kwargs)
         if asked is not None:
@@ -221,6 +239,26 @@ def _mapping(vmap: Callable[..., Any]) -> Callable[..., Any]:
         return run
 
     return pretended_vmap
+
+
+def spread(model: Any) -> Any:
+    """A model over both devices, with accelerate's hooks: the lookup and block 0 on FIRST.
+
+    The unembedding is on SECOND, or on FIRST where it is tied to the lookup.
+    """
+    prefix = model.base_model_prefix
+    places: dict[str, str | int | torch.device] = {}
+    for name, part in getattr(model, prefix).named_children():
+        if isinstance(part, nn.ModuleList):
+            of_block = [FIRST, *[SECOND] * (len(part) - 1)]
+            places |= {f"{prefix}.{name}.{i}": place for i, place in enumerate(of_block)}
+        else:
+            looks_up = isinstance(part, nn.Embedding)
+            places[f"{prefix}.{name}"] = FIRST if looks_up else SECOND
+    for name, _ in model.named_children():
+        if name != prefix:
+            places[name] = FIRST if model.config.tie_word_embeddings else SECOND
+    return accelerate.dispatch_model(model, places, main_device=FIRST, force_hooks=True)
 
 
 def move(model: nn.Module, place: torch.device = FIRST) -> Any:
