@@ -450,9 +450,7 @@ class Checkpoint:
         inputs = pad_right(batch, pad_id=pad if usable else 0, device=self.device)  # type: ignore[arg-type]
         if not self.seq2seq:
             if source is not None:
-                raise SelectionError(
-                    f"{type(self.model).__name__} has no encoder: leave `source` out."
-                )
+                raise prompts.no_encoder(self.model)
             return inputs
         ids = prompts.source_ids(self.tokenizer, source, n_ids=self.n_ids, n_ctx=self.source_n_ctx)
         tensor = torch.tensor([ids], device=self.device).expand(len(batch), -1)

@@ -198,6 +198,11 @@ def decoder_ids(
     return check_ids(ids, d_vocab=n_ids, n_ctx=n_ctx, truncate=truncate)
 
 
+def no_encoder(model: Any) -> SelectionError:
+    """The error for a source where nothing reads one."""
+    return SelectionError(f"{type(model).__name__} has no encoder: leave `source` out.")
+
+
 def source_ids(
     tokenizer: Any, source: Prompt | None, *, n_ids: int, n_ctx: int | None = None
 ) -> list[int]:

@@ -18,7 +18,7 @@ from lens.checkpoint.checkpoint import LAYER_CONVENTION
 from lens.checkpoint.greedy import greedy_target
 from lens.checkpoint.inputs import Inputs
 from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
-from lens.checkpoint.prompts import resolve, resolve_sets, unpadded, whole_ids
+from lens.checkpoint.prompts import no_encoder, resolve, resolve_sets, unpadded, whole_ids
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.errors import (
     PromptError,
@@ -59,7 +59,9 @@ def logit_lens(
     Numbers are bits; the last layer's row is the model's own prediction. Raises PromptError,
     ContextLengthError, SelectionError, TokenizerError.
     """
-    if checkpoint.seq2seq and prompt is None and messages is None and source is not None:
+    if source is not None and not checkpoint.seq2seq:
+        raise no_encoder(checkpoint.model)
+    if prompt is None and messages is None and source is not None:
         prompt = greedy_target(checkpoint, source)
     batch, alone = _prompts(checkpoint, prompt, messages, truncate=truncate)
     rows = resolve_layers(layers, checkpoint.n_layers, points=points)

@@ -172,6 +172,7 @@ def test_inspect_tells_the_tie_and_the_proof(
         (["run", "TINY", "in " * 9], "9 tokens, 1 more than the context of 8"),
         (["run", "TINY", "in", "--top-k", "12"], "top_k is 12"),
         (["run", "TINY", "in", "--source", "in"], "no encoder"),
+        (["run", "TINY", "--source", "in"], "no encoder"),
         (["run", "TINY", "in", "--target", "a=in Paris"], "2 tokens"),
         (["run", "TINY", "in", "-o", "out.docx"], "extension '.docx'"),
         (["run", "TINY", "in", "-o", "out"], "no extension"),
