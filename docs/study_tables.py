@@ -48,7 +48,7 @@ CONDITIONS = (
     ("weight decay on the matrices", "decayed-untied-copy", "decayed-tied"),
     ("Granite", "granite-untied-copy", "granite-tied"),
     ("Granite, sqrt(d) at the lookup", "scaled-untied-copy", "scaled-tied"),
-    ("untied at half of training, not", "tied-then-untied", "tied-resumed"),
+    ("untied at half of training, not", "tied-then-untied", "tied"),
     ("not, tied at half of training", "untied-copy", "untied-then-tied"),
     ("control, both tied: stopped at half and resumed, not", "tied-resumed", "tied"),
 )
