@@ -1,5 +1,6 @@
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,15 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
     with torch.device("meta"):
         model = GPT2LMHeadModel(tiny.gpt2().config)
     with pytest.raises(UnsupportedModelStateError, match="meta device"):
+        load(model)
+
+
+def test_a_model_on_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.gpt2()
+    assert load(model).device.type == "cpu"
+    there = types.SimpleNamespace(device=torch.device("mps"))
+    monkeypatch.setattr(model, "parameters", lambda recurse=True: iter([there]))
+    with pytest.raises(SelectionError, match="which the device mps does not have"):
         load(model)
 
 
