@@ -67,10 +67,10 @@ def tie(checkpoint: Checkpoint, *, keep: str) -> Checkpoint:
     if checkpoint.tie.is_tied:
         raise SelectionError(f"The matrices are one already: {checkpoint.tie.verdict}.")
     _require_alike(checkpoint)
-    w_e, w_u = checkpoint.W_E, checkpoint.W_U
-    if w_e.device != w_u.device:
+    here, there = checkpoint.W_E.device, checkpoint.W_U.device
+    if here != there:
         raise UnsupportedModelStateError(
-            f"W_E is on {w_e.device} and W_U on {w_u.device}: one matrix cannot be on both. Load "
+            f"W_E is on {here} and W_U on {there}: one matrix cannot be on both. Load "
             "the model on one device, or use interpolate(alpha=1), which keeps two."
         )
     model = _copied(checkpoint)

@@ -201,7 +201,6 @@ class GapProblem:
     ) -> float:
         """Mean KL over the reduced vocabulary."""
         with torch.no_grad():
-            states = states.to(self.states.device)
             rows = prepared(self.checkpoint, correction.moved(states)).detach()
             found = divergence(
                 self._near,

@@ -131,7 +131,7 @@ def _neighbours(
     count = min(count, w_e.shape[0] - 1)
     queries = w_e[tokens.to(w_e.device)].float()
     near = nearest_rows(queries, w_e, k=count, own=tokens.to(w_e.device))
-    return near.by_cosine.cpu()[place]
+    return near.by_cosine[place]
 
 
 def _others(
