@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_answer import answer
 from study_figures import change_figure, core_figure, dose_figure
 from study_tables import (
     CORE,
@@ -23,6 +24,7 @@ from study_tables import (
     last,
     last_columns,
     scale,
+    starts,
     taken_apart,
     with_section,
 )
@@ -39,6 +41,7 @@ from lens.study.written import DOCUMENTS as WRITTEN_DOCUMENTS
 HERE = Path(__file__).parent
 PAGE, ROWS = HERE / "study.md", HERE / "study"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+ANSWER, END_OF_ANSWER = "<!-- answer -->", "<!-- end of answer -->"
 PICTURE = "![KL, reading loss and what is not there yet by layer, for each arm](study.png)"
 SHOWN = (
     "reading loss G",
@@ -76,6 +79,7 @@ def results(rows: list[dict[str, Any]], gate: dict[str, Any]) -> str:
         changes(rows),
         conditions(rows),
         scale(rows),
+        starts(rows),
         domains(ROWS),
     ]
     parts += [taken_apart(ROWS), depths(ROWS), beside(rows), matrices(), training(rows)]
@@ -89,7 +93,8 @@ def finished(rows: list[dict[str, Any]]) -> str:
     named = ", ".join(f"{arm} {n}" for arm, n in counts.items())
     return (
         f"Finished runs, seeds by arm: {named}. Texts {rows[0]['texts']}; {made}. "
-        "Arms that are not named here are still to be run."
+        "Arms of `lens twins arms` that are not named here were not run; mixed-0-0 and mixed-1-1 "
+        "are untied-copy and tied, bit for bit, by a test."
     )
 
 
@@ -413,6 +418,7 @@ def spread(values: np.ndarray) -> str:
 def filled(page: str, rows: list[dict[str, Any]]) -> str:
     """The page with its results as these rows give them."""
     gate = json.loads((ROWS / "gate.json").read_text("utf-8"))
+    page = with_section(page, ANSWER, END_OF_ANSWER, answer(rows))
     return with_section(page, BEGIN, END, results(rows, gate))
 
 

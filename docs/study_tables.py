@@ -11,7 +11,7 @@ from lens.errors import SelectionError
 from lens.measuring.depth import ENTROPY_EDGES
 from lens.study.arms import PAIR
 from lens.study.domain import read_domains
-from lens.study.effects import CONTRASTS, QUANTITIES, Effect, effect
+from lens.study.effects import CONTRASTS, QUANTITIES, Effect, effect, student_t
 from lens.study.gap import depth_by_entropy, read_gaps
 
 DOSE_PICTURE = "![Reading loss, KL and loss by the share of the other gradient](study_dose.png)"
@@ -38,6 +38,15 @@ COMPARED = {
     "copy term": "copy term, l = 0",
 }
 """What the tables of differences show: quantity of `effect`, and its heading."""
+
+STARTS = {"GPT-2": "", "Granite": "granite-", "Granite, sqrt(d) at the lookup": "scaled-"}
+BEGUN = {
+    "held-out loss": "held-out loss",
+    "mean dG": "mean G",
+    "last dG": "G, l = L - 1",
+    "mean dR": "mean R",
+}
+"""Classes with an arm untied-own, by the prefix of its arms; and what is shown of it."""
 
 CONDITIONS = (
     ("the core pair", "untied-copy", "tied"),
@@ -119,7 +128,11 @@ def scale(rows: list[dict[str, Any]]) -> str:
         "Granite's class, with sqrt(d) at the lookup and first values divided by it (scaled), and "
         "without (granite): untied-copy less tied in each, and the difference of the two, which "
         "says what of the effect hangs on the scale."
-        + (f" Seeds: {len(seeds)}." if len(seeds) > 1 else f" {ONE_SEED}"),
+        + (
+            f" Seeds: {len(seeds)}; half of the 95 % interval over seeds in brackets."
+            if len(seeds) > 1
+            else f" {ONE_SEED}"
+        ),
         "",
         "| untied-copy less tied | without the scale | with it | interaction |",
         "|---|--:|--:|--:|",
@@ -127,11 +140,38 @@ def scale(rows: list[dict[str, Any]]) -> str:
     arm, less = CONTRASTS["constraint"]
     for quantity, name in COMPARED.items():
         plain, scaled = (
-            effect(kept, f"{family}-{arm}", f"{family}-{less}", quantity).mean[0]
+            effect(kept, f"{family}-{arm}", f"{family}-{less}", quantity).differences[:, 0]
             for family in ("granite", "scaled")
         )
-        lines.append(f"| d {name} | {plain:+.3f} | {scaled:+.3f} | {scaled - plain:+.3f} |")
+        cells = [mean_and_half(v) for v in (plain, scaled, scaled - plain)]
+        lines.append(f"| d {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def starts(rows: list[dict[str, Any]]) -> str:
+    """What a W_U with first values of its own does, in each class that was trained with one."""
+    arm, less = CONTRASTS["initialisation"]
+    lines = []
+    for label, prefix in STARTS.items():
+        found = [attempt(rows, prefix + arm, prefix + less, quantity) for quantity in BEGUN]
+        if found[0] is None:
+            continue
+        cells = [with_half_width(e) for e in found if e is not None]
+        lines.append(f"| {label} | {len(found[0].seeds)} | {' | '.join(cells)} |")
+    if len(lines) < 2:
+        return ""
+    return "\n".join(
+        [
+            "### A W_U with first values of its own, by class",
+            "",
+            "untied-own less untied-copy of the same seeds; half of the 95 % interval over seeds "
+            "in brackets, where there are two.",
+            "",
+            f"| class | seeds | {' | '.join(f'd {name}' for name in BEGUN.values())} |",
+            "|---|--:|" + "--:|" * len(BEGUN),
+            *lines,
+        ]
+    )
 
 
 def changed(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -229,8 +269,16 @@ def domains(folder: Path) -> str:
 
 def with_half_width(found: Effect) -> str:
     """A difference of one number, and half of its interval where there is one."""
-    half = found.half_width[0]
-    return f"{found.mean[0]:+.3f}" + ("" if np.isnan(half) else f" ({half:.3f})")
+    return mean_and_half(found.differences[:, 0])
+
+
+def mean_and_half(values: np.ndarray) -> str:
+    """The mean over seeds, and half of its 95 % interval in brackets for more than one."""
+    n = len(values)
+    if n == 1:
+        return f"{values[0]:+.3f}"
+    half = student_t(n - 1) * values.std(ddof=1) / n**0.5
+    return f"{values.mean():+.3f} ({half:.3f})"
 
 
 def attempt(rows: list[dict[str, Any]], arm: str, less: str, quantity: str) -> Effect | None:

@@ -80,6 +80,7 @@ QUANTITIES: dict[str, Callable[[Row], Any]] = {
     "top-1 agreement": lambda b: b["agreement"],
     "mean dG": lambda b: [float(np.mean(b["reading_loss"][1:-1]))],
     "middle dG": lambda b: [float(np.mean(_middle(b["reading_loss"])))],
+    "last dG": lambda b: [float(b["reading_loss"][-2])],
     "mean dR": lambda b: [float(np.mean(b["not_there_yet"][1:-1]))],
     "skill area": lambda b: [b["skill_area"]],
     "mean depth": lambda b: [b["mean_depth"]],
@@ -87,8 +88,8 @@ QUANTITIES: dict[str, Callable[[Row], Any]] = {
 }
 """What a branch's row gives; "mean" is over the layers 1 to n_layers - 1: the primary outcome.
 
-"middle" is over the layers from a quarter to three quarters of the depth, which models of different
-depths have in common.
+"last" is of the last layer below the output; "middle" is over the layers from a quarter to three
+quarters of the depth, which models of different depths have in common.
 """
 
 

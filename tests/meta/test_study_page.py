@@ -181,3 +181,33 @@ def test_a_change_at_half_is_told_for_seeds_that_have_all_four_arms(script: Modu
     assert "Seeds: 1." in told
     assert "| tied, untied at half | 1.500 | 1.500 |" in tables.changes(rows)
     assert tables.changes(rows[2:]) == ""
+
+
+def test_the_short_answer_takes_its_words_from_the_rows(script: ModuleType) -> None:
+    def short(tied: list[float], untied: list[float]) -> str:
+        rows = [made("tied", seed, value) for seed, value in enumerate(tied)]
+        return script.answer(rows + [made("untied-copy", s, v) for s, v in enumerate(untied)])
+
+    better = short([5.0, 5.0, 5.0], [3.0, 2.0, 5.5])
+    assert "In 3 pairs" in better
+    assert "reads **better**" in better
+    # Differences -2, -3 and 0.5: mean -1.5, SD 1.803, Student's 4.303 over the root of three.
+    assert "differs by -1.50 [-5.98, +2.98] bits" in better
+    assert "with that sign in 2 pairs of 3" in better
+    assert "| KL(final ‖ lens), untied | 3.50 | 3.50 | 3.50 |" in better
+    assert "hardly" not in better
+    assert "reads **worse**" in short([5.0, 5.0], [6.0, 7.0])
+    assert "differs by +0.010 [+0.010, +0.010] bits: these twins" in short([5.0] * 2, [5.01] * 2)
+    assert script.answer([made("tied", 0, 5.0)]) == ""
+
+
+def test_a_start_of_its_own_is_told_for_each_class_that_has_it(script: ModuleType) -> None:
+    tables = importlib.import_module("study_tables")
+    values = {"untied-copy": 5.0, "untied-own": 4.0, "scaled-untied-copy": 3.0}
+    rows = [made(name, 0, value) for name, value in values.items()]
+    assert tables.starts(rows) == ""
+    rows += [made("scaled-untied-own", 0, 3.5)]
+    assert [line for line in tables.starts(rows).splitlines() if line.startswith("| G")] == [
+        "| GPT-2 | 1 | -1.000 | -1.000 | -1.000 | -1.000 |",
+        "| Granite, sqrt(d) at the lookup | 1 | +0.500 | +0.500 | +0.500 | +0.500 |",
+    ]
