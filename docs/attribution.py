@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("attribution.md")
 TEXT = """# Who writes a logit
 
 The final norm divides the residual state by a length. With that length frozen at its value, a logit is linear in the state, and the state is the embedding
-plus what each block added. Where blocks norm the stream itself (BART, OPT-350m, the first GPT), each part passes the norms after it, their lengths frozen too. `lens.attribution(model, prompt, token=" Paris")` gives the parts, which add up, with a constant, to the model's own logit (to 1e-4, or it raises).
+plus what each block added. Where blocks norm the stream itself (BART, OPT-350m, the first GPT), each part passes the norms after it, their lengths frozen too. `lens.attribution(model, prompt, token=" Paris")` gives the parts, which add up, with a constant, to the model's own logit (to 1e-4 and what the readout itself rounds, or it raises: in bfloat16 a logit has three digits, and so has what the parts add up to).
 In the terminal: `lens attribution MODEL TEXT --token TOKEN --against TOKEN`.
 
 | part | what it is |

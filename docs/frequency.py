@@ -19,7 +19,7 @@ MODELS = ("smollm2", "gemma", "core-charlm")
 TEXT = """# Where a model keeps word frequency
 
 Before it has read anything, a model's best guess is the unigram: how often each token occurs. `lens.frequency(model, corpus)` and `lens frequency MODEL --corpus F` ask where that is kept. Each carrier is
-set against log counts (Spearman's correlation over tokens that occur), and then taken away.
+set against log counts (Spearman's correlation over tokens that occur), and all but row lengths are then taken away.
 
 | carrier | what it adds to the logit of token v |
 |---|---|

@@ -48,7 +48,7 @@ print(paths.output_share, paths.cosine, paths.group_output_share)
 Adam moves an entry by m / (sqrt(v) + eps), m the running mean of its gradient and v that of its square. Each path has its own m. A tied matrix has **one v**, of the sum of the paths: u_in = m_in / (sqrt(v) + eps)
 and u_out = m_out / (sqrt(v) + eps) add up to the step that Adam takes (a test holds this against `torch.optim.Adam`). The two matrices of an untied model have each their own. Both are told of every model: what
 happens here, and what would happen otherwise ("a size for each path" of a tied model, "one size for both" of an untied one), since that is a difference between tied and untied training which no gradient shows:
-under one v the louder path sets the pace of the quieter one. `paths.adam` and `paths.adam_otherwise` hold norms, shares, cosine and groups; `adam=` takes other constants.
+under one v the louder path sets the pace of the quieter one. `paths.adam` and `paths.adam_otherwise` hold norms, shares, cosine and groups; `adam=lens.AdamSettings(beta_1=0.9, beta_2=0.95)` takes other constants.
 
 ## When it misleads
 

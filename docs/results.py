@@ -173,7 +173,8 @@ PAIRS = (("smollm2", "opennmt"),)
 OPENING = """# Results
 
 Real models, measured by `docs/results.py`. Information is in bits, KL is KL(final || lens);
-intervals are 95 % over documents, 10,000 resamples with seed 0; verdicts on layers hold for all
+intervals are 95 % over documents (over folds of them for what is no sum), 10,000 resamples with
+seed 0; verdicts on layers hold for all
 layers at once. Layer 0 and position 0 are in no headline. What the words mean:
 [How good is the lens](measuring.md), [the report](report.md).
 """

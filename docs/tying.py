@@ -29,6 +29,7 @@ What the config says stands beside the verdict and never replaces it.
 | equal up to a scalar | one is the other times a number, which is given: a lookup scale was folded into a matrix |
 | untied | two tensors with different values; the largest difference is given |
 | separate, values not in memory | two tensors of which one is on the meta device: nothing is claimed of their values |
+| no pair of matrices | the model has no lookup or no unembedding of its own to compare |
 
 An encoder-decoder has three pairs (encoder lookup, decoder lookup, unembedding), and all three are listed, the pair that is read first. Matrices with
 different numbers of rows (a padded vocabulary) are compared on the rows that both have; matrices of different widths are not compared.

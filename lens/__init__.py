@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from lens.lenses.affine import AffineLens, load_affine
     from lens.lenses.predictions import LayerPredictions, Provenance
+    from lens.measuring.adam_paths import AdamSettings
     from lens.measuring.attribution import Attribution, attribution
     from lens.measuring.causal_fidelity import CausalFidelity, causal_fidelity
     from lens.measuring.compare import compare
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdamSettings",
     "AffineLens",
     "Attribution",
     "CaptureError",
@@ -164,6 +166,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AdamSettings": "lens.measuring.adam_paths",
     "AffineLens": "lens.lenses.affine",
     "Attribution": "lens.measuring.attribution",
     "CausalFidelity": "lens.measuring.causal_fidelity",

@@ -41,7 +41,12 @@ Folder = Annotated[
 ]
 Written = Annotated[
     Path | None,
-    Option("-o", "--output", metavar="FILE", help="Write .parquet, .csv, .json, .html or .svg."),
+    Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write .parquet, .csv, .json, .html, .svg, .png or .pdf.",
+    ),
 ]
 Second = Annotated[str, Argument(metavar="MODEL2", help="The checkpoint to set beside the first.")]
 

@@ -182,7 +182,7 @@ def frequency(
     device: options.Device = None,
     debug: options.Debug = False,
 ) -> None:
-    """Tell which bias, direction or row length carries word frequency; zero each in turn."""
+    """Tell which bias, direction or row length carries word frequency; zero all but lengths."""
     from lens.cli_tables import emit, summary_table, working
     from lens.measuring.frequency import frequency as measure
 

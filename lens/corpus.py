@@ -114,7 +114,10 @@ class Corpus:
         return replace(self, name=name or self.name, documents=chosen)
 
     def take(self, count: int) -> "Corpus":
-        """`count` documents spread evenly over the corpus; all of them where there are fewer."""
+        """`count` documents spread evenly over the corpus; all of them where there are fewer.
+
+        Raises SelectionError for a count below 1.
+        """
         if count < 1:
             raise SelectionError(f"Asked for {count} documents; expected at least 1.")
         if count >= len(self):
@@ -201,7 +204,8 @@ def read_corpus(
     headings, else into runs of paragraphs of up to 4,000 characters. `config` and `split` are
     those of a hub dataset. `max_documents` takes that many, spread evenly.
 
-    Raises CorpusError for what is not there, empty or unreadable.
+    Raises CorpusError for what is not there, empty or unreadable, MissingPackageError where a hub
+    dataset needs a package.
 
     >>> len(read_corpus())
     269

@@ -86,12 +86,19 @@ class Checkpoint:
 
     @property
     def W_E(self) -> Tensor:
-        """The embedding [d_vocab, d], unscaled: the model's own parameter."""
+        """The embedding [rows, d], unscaled: the model's own parameter.
+
+        Its rows may be more or fewer than d_vocab where a vocabulary is padded. Raises
+        SelectionError where the model has none in memory.
+        """
         return self._matrix(input_matrix(self.model, seq2seq=self.seq2seq), "embedding")
 
     @property
     def W_U(self) -> Tensor:
-        """The unembedding [d_vocab, d]: the model's own parameter."""
+        """The unembedding [d_vocab, d]: the model's own parameter.
+
+        Raises SelectionError where the model has none in memory.
+        """
         return self._matrix(output_matrix(self.model, self.readout), "unembedding")
 
     @property
@@ -319,11 +326,14 @@ class Checkpoint:
         "output" (through W_U) or "input" (through W_E). `targets` names sets of tokens,
         {"right": [" Paris"]}, whose probability each layer reports. `source` feeds the encoder of
         an encoder-decoder; without a prompt the decoder writes its own target, greedily.
-        `mask_padding_rows` takes the probability from vocabulary rows of no token. All information
-        is in bits.
+        `top_k` candidates are kept for each cell. A prompt above the context is refused, and with
+        `truncate` cut at its end. `mask_padding_rows` takes the probability from vocabulary rows of
+        no token. All information is in bits.
 
         Raises PromptError, ContextLengthError, SelectionError, TokenizerError;
-        UnsupportedArchitectureError where a mid is asked for and the model has none.
+        UnsupportedArchitectureError where a mid is asked for and the model has none, and where the
+        input lens or the mask needs a direct readout; UnsupportedModelStateError for an adapter on
+        the lookup.
         """
         from lens.lenses.logit import logit_lens
 
@@ -410,8 +420,9 @@ class Checkpoint:
 
         `fn` gets [batch, len(positions), d_model], all positions where None; -1 is each prompt's
         last token, padding apart. Patches, ablates or steers; the lens then reads what follows, and
-        layer n_layers is the edited model's output. A position that a prompt has not raises
-        SelectionError in the forward.
+        layer n_layers is the edited model's output. Raises SelectionError for a layer that is not
+        there or lies within a block; in the forward SelectionError for a position that a prompt has
+        not, ShapeError where `fn` returns another shape.
 
         >>> with model.edit(3, [-1], lambda states: 0 * states):  # doctest: +SKIP
         ...     model.logit_lens("The Eiffel Tower is in")
@@ -444,7 +455,10 @@ class Checkpoint:
     def inputs_of(
         self, batch: list[list[int]], *, source: str | Sequence[int] | None = None
     ) -> Inputs:
-        """A right-padded batch on the model's device; an encoder-decoder needs one `source`."""
+        """A right-padded batch on the model's device; an encoder-decoder needs one `source`.
+
+        Raises PromptError, SelectionError, ContextLengthError, TokenizerError.
+        """
         pad = getattr(self.model.config, "pad_token_id", None)
         usable = isinstance(pad, int) and 0 <= pad < self.n_ids
         inputs = pad_right(batch, pad_id=pad if usable else 0, device=self.device)  # type: ignore[arg-type]

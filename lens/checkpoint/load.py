@@ -54,10 +54,12 @@ def load(
 
     `source` is a hub id, a folder, a .gguf file (or a folder that holds one), a transformers model
     in memory, a TransformerBridge, "demo", or "tied-twin" and "untied-twin", which come with lens.
-    A path is read without any network. `dtype` is that of the files by default (float32 for GGUF
-    and the twins), the `device` the CPU. `tokenizer` stands in for the
-    checkpoint's own: an object, its folder, or a WordPiece vocab.txt. `cache=False` keeps no
-    converted copy of a GGUF file. A model in memory is never changed.
+    A path is read without any network. `revision` is a hub's branch, tag or commit. `dtype` is that
+    of the files by default (float32 for GGUF and the twins), the `device` the CPU; `device_map`
+    spreads the model as accelerate does. `trust_remote_code` runs the code that a hub id or folder
+    brings. `tokenizer` stands in for the checkpoint's own: an object, its folder, or a WordPiece
+    vocab.txt. `cache=False` keeps no converted copy of a GGUF file. `readout` takes the place of
+    the one that is found, and is proved like it. A model in memory is never changed.
 
     Raises CheckpointNotFoundError, CorruptCheckpointError, IncompleteCheckpointError,
     UnsupportedArchitectureError, UnsupportedModelStateError, TokenizerError, SelectionError,

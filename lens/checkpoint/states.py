@@ -81,7 +81,10 @@ def load_states(path: str | Path) -> ResidualStates:
 
 
 def save_states(states: ResidualStates, path: str | Path) -> Path:
-    """Write captured states to a .safetensors file; `load_states` reads them back equal."""
+    """Write captured states to a .safetensors file; `load_states` reads them back equal.
+
+    Raises ExportError; an existing file stays whole if writing fails.
+    """
     return states.save(path)
 
 

@@ -155,8 +155,9 @@ def save_checkpoint(
 ) -> Path:
     """Write the model and its tokenizer to a new folder, from which `lens.load` reads them back.
 
-    The folder appears when it is whole; partial ones that a killed run left an hour ago are
-    removed. Raises ExportError where it exists and is not empty.
+    `max_shard_size` is the largest weights file. The folder appears when it is whole; partial ones
+    that a killed run left an hour ago are removed. Raises ExportError where it exists and is not
+    empty.
     """
     target = Path(folder)
     require_new_folder(target)

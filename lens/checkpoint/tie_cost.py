@@ -114,10 +114,11 @@ def plan_tie(
 ) -> TieCost:
     """What tying would save in a transformer of these sizes, counted as GPT-2 counts.
 
-    A block has two norms (4 d), attention (4 d^2 + 4 d) and an MLP of width `d_mlp`, 4 d where
-    left out (2 d d_mlp + d_mlp + d); one final norm (2 d) and `n_ctx` learned positions stand
-    outside. V x d is exact; the size of the model is that of this count. For the exact size of
-    another architecture use `scale_table` on its config. Raises SelectionError.
+    A block has two norms (4 d), attention (4 d^2 + 4 d) and an MLP of width `d_mlp`, 4 d where left
+    out (2 d d_mlp + d_mlp + d); one final norm (2 d) and `n_ctx` learned positions stand outside.
+    `n_matrices` is 2, or 3 for an encoder-decoder that shares all. V x d is exact; the size of the
+    model is that of this count. For the exact size of another architecture use `scale_table` on its
+    config. Raises SelectionError.
 
     >>> round(plan_tie(50257, 768, 12, n_ctx=1024).share_of_untied, 3)
     0.237

@@ -42,7 +42,8 @@ class AffineSource:
 class AffineLens:
     """A translator for each layer below the output: `weight[l]` is applied after l blocks.
 
-    Pass it as `lens=` to `lens.measure`. `name` is "tuned" or "ridge".
+    Pass it as `lens=` to `lens.measure`. `name` is "tuned", "ridge" or
+    "jacobian".
     """
 
     name: str
@@ -63,7 +64,10 @@ class AffineLens:
     def translate(
         self, layer: int, states: Float[Tensor, "*rows d_model"]
     ) -> Float[Tensor, "*rows d_model"]:
-        """States of a layer in the last layer's basis; the output's states as they are."""
+        """States of a layer in the last layer's basis; the output's states as they are.
+
+        Raises SelectionError for a layer that is not there.
+        """
         if not 0 <= layer <= self.n_layers:
             raise SelectionError(f"There is no layer {layer}; layers are 0 to {self.n_layers}.")
         if layer == self.n_layers:

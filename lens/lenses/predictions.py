@@ -51,14 +51,15 @@ class Provenance:
 class LayerPredictions:
     """What each layer predicts at each position of one prompt.
 
-    Layer l is the state after l blocks; l + 0.5 the one between attention and MLP of block l.
-    Rows are `layers`, columns `positions` (indices into `input_ids`). The column of a position
-    holds the prediction made FROM it. Numbers are bits. Where a position has no target (the last
-    one of a causal prompt), `target_ids` is -1, `target_logprob_bits` NaN and `target_rank` -1. A
-    rank counts tokens with a strictly higher logit: 0 is the best. `self_copy_mass` is the
-    probability given to the position's own input token (NaN where it has none), `padding_mass`
-    that given to vocabulary rows of no token, None where there are no such rows. `vocabulary` maps
-    every id that occurs to its text, for showing only: results are keyed by id.
+    Layer l is the state after l blocks; l + 0.5 the one between attention and MLP of block l. Rows
+    are `layers`, columns `positions` (indices into `input_ids`). The column of a position holds the
+    prediction made FROM it. Numbers are bits, and `kl_bits` is KL(final || layer). Where a position
+    has no target (the last one of a causal prompt), `target_ids` is -1, `target_logprob_bits` NaN
+    and `target_rank` -1. A rank counts tokens with a strictly higher logit: 0 is the best.
+    `self_copy_mass` is the probability given to the position's own input token (NaN where it has
+    none), `padding_mass` that given to vocabulary rows of no token, None where there are no such
+    rows. `vocabulary` maps every id that occurs to its text, for showing only: results are keyed by
+    id.
     """
 
     input_ids: Int[np.ndarray, " prompt"]
@@ -132,14 +133,14 @@ class LayerPredictions:
         return self.copies_input.mean(axis=1) > 0.5
 
     def set_probability(self, name: str) -> np.ndarray:
-        """Float [layer, pos]: the probability (0 to 1) of the named target set."""
+        """Float [layer, pos]: the probability (0 to 1) of the named target set; SelectionError."""
         return np.exp2(self._set_row(name))
 
     def logit_difference(self, name: str, other: str) -> np.ndarray:
         """Float [layer, pos]: log2 of the odds of one target set against another, in bits.
 
         For two sets of one token each this is the difference of their logits over ln 2: the
-        normaliser cancels.
+        normaliser cancels. Raises SelectionError for a set that is not there.
         """
         return self._set_row(name) - self._set_row(other)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
 _ERROR = 1e-4
+_ROUNDINGS = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,9 +110,13 @@ def attribution(
 
     `token` is the model's own first choice where left out; with `against` the difference of the
     two logits is taken apart, in which what moves all tokens alike is gone. With a soft-cap the
-    number is the logit before it. Raises UnsupportedArchitectureError where the readout is not
-    linear after its norm or a state holds several streams, and where parts and constant miss the
-    logit by more than 1e-4; SelectionError, PromptError, TokenizerError.
+    number is the logit before it. `position` is the one whose next token is predicted,
+    `top_neurons` how many of the neurons that write most are named, `source` an
+    encoder-decoder's source text.
+
+    Raises UnsupportedArchitectureError where the readout is not linear after its norm or a state
+    holds several streams, and where parts and constant miss the logit by more than 1e-4 and what
+    the readout rounds; SelectionError, PromptError, TokenizerError.
 
     >>> found = lens.attribution(model, "The Eiffel Tower is in", token=" Paris")  # doctest: +SKIP
     >>> found.last_mlp_share  # doctest: +SKIP
@@ -156,7 +161,7 @@ def attribution(
         neuron_ids=neurons[1],
         neurons=neurons[2],
     )
-    _require_whole(checkpoint, result)
+    _require_whole(result, _allowed(readout, state, weights, linear, logits))
     return result
 
 
@@ -247,9 +252,25 @@ def _neurons(
     return chosen[0][order], chosen[1][order], chosen[2].astype(np.float64)[order]
 
 
-def _require_whole(checkpoint: "Checkpoint", result: Attribution) -> None:
-    eps = torch.finfo(checkpoint.dtype).eps / torch.finfo(torch.float32).eps
-    allowed = _ERROR * max(1.0, abs(result.logit)) * max(1.0, eps)
+def _allowed(
+    readout: DirectReadout,
+    state: Float[Tensor, " d_model"],
+    weights: dict[int, float],
+    linear: LinearLogit,
+    logits: Float[Tensor, " d_vocab"],
+) -> float:
+    """How far the sum may be off: 1e-4, relative above 1, and what the readout itself rounds.
+
+    The parts add up to the state in float64; the model rounds each number of the normed state, and
+    each logit, to its own precision.
+    """
+    sizes = [abs(float(logits[i])) for i in weights]
+    rounded = sum(sizes) + float((linear.direction * state.double()).norm())
+    eps = max(torch.finfo(t.dtype).eps for t in (state, readout.unembedding.weight))
+    return _ERROR * max(1.0, *sizes) + _ROUNDINGS * eps * rounded
+
+
+def _require_whole(result: Attribution, allowed: float) -> None:
     if not result.error <= allowed:
         raise UnsupportedArchitectureError(
             f"Parts and constant miss the {result.quantity} by {result.error:.3g}, allowed "

@@ -237,7 +237,7 @@ def _pieces_before_norm(
         if matrix is None or one.given is None or one.made.numel() != normed.numel():
             continue
         if torch.equal(one.made.reshape(normed.shape), normed):
-            frozen = frozen_norm(norm, normed[0, position])
+            frozen = frozen_norm([norm], normed[0, position])
             if frozen is None:
                 return None, None
             rows = one.given.double().reshape(*value.shape[:2], -1)

@@ -87,9 +87,10 @@ def causal_fidelity(
 ) -> CausalFidelity:
     """Ablate what the lens depends on most, layer by layer, and see what the model does.
 
-    One window of each of at most `max_windows` documents; position 0 is never ablated and never
-    read. By default five layers between the embedding and the last block's input. The ablation
-    takes away how a state differs from the mean along a direction.
+    One window (of `window_tokens`, 64) of each of at most `max_windows` documents; position 0 is
+    never ablated and never read. By default five layers between the embedding and the last block's
+    input. The ablation takes away how a state differs from the mean along a direction;
+    `n_directions` of them are found for each layer, in `max_steps` steps each.
 
     Raises UnsupportedArchitectureError without a direct readout, SelectionError, PromptError, and
     as `lens.measure` does. Source: Belrose et al. 2023.

@@ -29,10 +29,12 @@ def compare(
 ) -> Comparison:
     """The lenses of two checkpoints over one corpus: what differs, second less first.
 
-    `corpus` and `fit_on` are as in `lens.measure`; windows are alike, by default as long as both
-    models take. With `tuned`, a translator for each name, the
-    difference in KL is told apart into reading loss G and what is not there yet, R. An untied
+    `corpus` and `fit_on` are as in `lens.measure`; windows are alike, by default
+    of 256 tokens or what both models take where that is less. Without `fit_on` there is no skill
+    and no verdict. With `tuned`, a translator for each name, the difference in KL is told apart
+    into reading loss G and what is not there yet, R. An untied
     model is read through W_E as well. With a `folder`, a run that was stopped continues.
+    `progress` is called with the name of a model and lens, and a `Progress`.
 
     Raises SelectionError for other than two models and one of a single block, and as
     `lens.measure` does.

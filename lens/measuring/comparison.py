@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from lens.errors import SelectionError
 from lens.measuring.confounds import caution
+from lens.measuring.depth import ENTROPY_NAMES, depth_sums, mean_depths, of_kind
 from lens.measuring.profile import LensProfile
 from lens.measuring.skill import area, skill
 from lens.measuring.statistics import MARGIN, Interval, Verdict, bootstrap, verdict
@@ -53,6 +54,9 @@ class Comparison:
     `differences` hold "KL" and "X", and "R" and "G" where both sides have a translator, at the
     relative depths `depth`, in `unit`. `headline` is the mean of G (of KL without translators)
     between the first and the last layer; `skill_difference` that of the skill areas.
+    `depth_by_entropy` is the difference of the mean depth of the top-1 (over n_layers) within each
+    bin of the models' own entropy (`lens.measuring.depth.ENTROPY_NAMES`): below 0 the second
+    decides earlier; NaN where a draw of documents may leave a bin empty.
     """
 
     first: Side
@@ -63,6 +67,7 @@ class Comparison:
     headline_of: str
     headline: Interval
     skill_difference: Interval | None
+    depth_by_entropy: Interval
     verdict: Verdict | None
     confounds: tuple[str, ...]
 
@@ -85,6 +90,8 @@ class Comparison:
                 f"skill area: {s.estimate[0]:+.3f} [{s.low[0]:+.3f}, {s.high[0]:+.3f}]: "
                 f"{b} is {_VERDICTS[self.verdict or 'undecided'].format(a=a, margin=MARGIN)}"
             )
+        if told := self.depths_in_words():
+            lines.append(f"depth of the top-1, by entropy of the output: {'; '.join(told)}")
         if not self.separates_lens_from_representation:
             lines.append(
                 "No tuned lens was given: G (the lens' part) and R (the representation's) are not "
@@ -92,6 +99,15 @@ class Comparison:
             )
         lines.append(caution(self.confounds).rstrip(".") + ".")
         return "\n".join(lines)
+
+    def depths_in_words(self) -> list[str]:
+        """The entries of `depth_by_entropy` that have an interval: bin, difference, interval."""
+        found = self.depth_by_entropy
+        return [
+            f"{name} bits {found.estimate[i]:+.3f} [{found.low[i]:+.3f}, {found.high[i]:+.3f}]"
+            for i, name in enumerate(ENTROPY_NAMES)
+            if np.isfinite(found.low[i])
+        ]
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each depth: every difference with its interval and its band."""
@@ -145,6 +161,7 @@ def compared(first: Side, second: Side, *, confounds: tuple[str, ...]) -> Compar
         headline_of=headline_of,
         headline=_difference(sides, headline_of, inner_mean=True),
         skill_difference=skills,
+        depth_by_entropy=_depth_difference(first, second),
         verdict=None if skills is None else verdict(skills.replicates[:, 0]),
         confounds=confounds,
     )
@@ -217,6 +234,17 @@ def _skill_difference(first: Side, second: Side) -> Interval:
         return (areas[1] - areas[0])[..., None]
 
     counts = np.minimum(*(s.output.counts["n"] for s in (first, second)))
+    return bootstrap(np.concatenate(parts, axis=1), statistic, counts=counts)
+
+
+def _depth_difference(first: Side, second: Side) -> Interval:
+    parts = [depth_sums(of_kind(side.output.depths, "top-1")) for side in (first, second)]
+    counts = np.minimum(*(s.output.counts["n"] for s in (first, second)))
+
+    def statistic(totals: np.ndarray) -> np.ndarray:
+        a, b = np.split(totals, 2, axis=-1)
+        return mean_depths(b) - mean_depths(a)
+
     return bootstrap(np.concatenate(parts, axis=1), statistic, counts=counts)
 
 

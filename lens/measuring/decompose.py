@@ -64,7 +64,8 @@ def decompose(
     whole sources, is fitted on. A fifth of its documents tells when to stop. By default `layers`
     are five from the embedding to the last block's input. `bias_sd` is the prior's standard
     deviation of each entry of the bias, in nats. Each fit starts at the one before it, so that the
-    loss on its own rows never rises; on other documents it may.
+    loss on its own rows never rises; on other documents it may; it takes `max_steps` steps at most.
+    Windows are of `window_tokens` (128); `seed` draws the positions.
 
     Raises UnsupportedArchitectureError without a direct readout, SelectionError for the last
     layer and where a document of `fit_on` is measured too, and as `lens.measure` does.

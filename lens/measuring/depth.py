@@ -1,7 +1,11 @@
 """How early the prediction is made: the first layer from which it stays."""
 
+from itertools import pairwise
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+from lens.errors import SelectionError
 
 SETTLED_BITS = (0.1, 0.5, 1.0)
 """A position has settled at layer l if KL(final || lens) stays at or below this from l on."""
@@ -12,6 +16,11 @@ ENTROPY_EDGES = (0.5, 1.0, 2.0, 4.0, 6.0)
 so models are compared within a bin."""
 
 N_ENTROPY_BINS = len(ENTROPY_EDGES) + 1
+ENTROPY_NAMES = (
+    f"below {ENTROPY_EDGES[0]:g}",
+    *(f"{low:g} to {high:g}" for low, high in pairwise(ENTROPY_EDGES)),
+    f"{ENTROPY_EDGES[-1]:g} and more",
+)
 
 
 def settled(reached: Bool[np.ndarray, "layer pos"]) -> Int[np.ndarray, " pos"]:
@@ -40,3 +49,26 @@ def depth_counts(
     for kind, layers in enumerate(reached):
         np.add.at(out[kind], (entropy, settled(layers)), 1)
     return out
+
+
+def of_kind(
+    depths: Int[np.ndarray, "doc kind entropy depth"], kind: str
+) -> Int[np.ndarray, "doc entropy depth"]:
+    """The counts of one of KINDS. Raises SelectionError for another."""
+    if kind not in KINDS:
+        raise SelectionError(f"There is no depth {kind!r}; there are {', '.join(KINDS)}.")
+    return depths[:, KINDS.index(kind)]
+
+
+def depth_sums(counts: Int[np.ndarray, "doc entropy depth"]) -> Float[np.ndarray, "doc column"]:
+    """By bin of entropy the sum of depths over n_layers, then how many positions settle."""
+    settled = counts[..., :-1].astype(np.float64)
+    relative = np.arange(settled.shape[-1]) / max(settled.shape[-1] - 1, 1)
+    return np.concatenate([settled @ relative, settled.sum(axis=-1)], axis=1)
+
+
+def mean_depths(sums: Float[np.ndarray, "*sets column"]) -> Float[np.ndarray, "*sets entropy"]:
+    """The mean depth in each bin of entropy, from `depth_sums`; NaN where no position settles."""
+    total, count = np.split(sums, 2, axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return total / count

@@ -91,7 +91,8 @@ def frequency(
     """Measure what carries the frequency of tokens, and what zeroing it does.
 
     `corpus` is what `read_corpus` takes: the fifth of its documents that `split` keeps back is
-    scored on, the rest counted. Raises UnsupportedArchitectureError without a direct readout,
+    scored on, the rest counted: about `max_positions` positions, drawn by `seed`, at `n_layers`
+    layers. Raises UnsupportedArchitectureError without a direct readout,
     PromptError where the corpus is too small or the model an encoder-decoder, SelectionError.
 
     >>> found = lens.frequency(model, "sample")  # doctest: +SKIP

@@ -1,19 +1,20 @@
 """A readout with its norm's scale frozen at one state: a logit as a linear function of the state.
 
 A norm divides what it made by a length of its input. Frozen at one state, what is left is a gain
-for each dimension, with or without centring. Which one is found by trying, and is proved at
-another state; no norm is known by its name.
+for each dimension, with or without centring. Which one is found by trying, in float32 at the least,
+and is proved at another state; no norm is known by its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lens.checkpoint.readout import DirectReadout, Step
 from lens.errors import UnsupportedArchitectureError
+from lens.measuring.precise_parts import HALF, Part, in_more_than_half, precise_parts
 
 _MISFIT = 1e-4
 _LINEAR = ("mul", "div", "add", "sub", "cast")
@@ -42,6 +43,7 @@ def linear_logit(
     """
     with torch.no_grad():
         norm, rest = _split(readout, state)
+    state = in_more_than_half(state)
     ids = torch.tensor(list(weights))
     factors = torch.tensor(list(weights.values()), dtype=torch.float64, device=state.device)
     scale, shift, quantity = _affine(readout.unembedding.steps, ids, state.device)
@@ -66,6 +68,7 @@ def norm_bias(
     try:
         with torch.no_grad():
             norm, rest = _split(readout, state)
+            state = in_more_than_half(state)
             zero = torch.zeros_like(norm.bias).to(state)
             added = _through(rest, norm.bias.to(state)[None])[0] - _through(rest, zero[None])[0]
             added = added.to(state.device)
@@ -75,11 +78,16 @@ def norm_bias(
 
 
 def frozen_norm(
-    norm: Callable[[Tensor], Tensor], state: Float[Tensor, " d"]
+    parts: Sequence[Part | nn.Module], state: Float[Tensor, " d"]
 ) -> "FrozenNorm | None":
-    """A norm with its scale at this state; None where it is no norm of one length and a gain."""
+    """Parts that are a norm, with its scale at this state; None where they are no such norm.
+
+    A norm divides by one length, and has a gain.
+    """
     with torch.no_grad():
-        return _frozen((norm,), state, _probes(state))
+        head = precise_parts(parts, state.dtype)
+        state = in_more_than_half(state)
+        return _frozen(head, state, _probes(state))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +108,14 @@ class FrozenNorm:
         return pulled - self.share * pulled.mean()
 
 
-Parts = tuple[Callable[[Tensor], Tensor], ...]
+Parts = tuple[Part, ...]
 
 
 def _split(readout: DirectReadout, state: Tensor) -> tuple[FrozenNorm, Parts]:
     """The frozen norm and the parts after it, for the first place where both can be proved."""
-    parts, probes = readout.preparation, _probes(state)
+    own = state.dtype
+    parts, state = precise_parts(readout.preparation, own), in_more_than_half(state)
+    probes = _probes(state)
     for cut in range(len(parts) + 1):
         head, rest = parts[:cut], parts[cut:]
         norm = _frozen(head, state, probes)
@@ -113,7 +123,9 @@ def _split(readout: DirectReadout, state: Tensor) -> tuple[FrozenNorm, Parts]:
             return norm, rest
     raise UnsupportedArchitectureError(
         f"The readout {readout.describe()} is not linear after its norm, so a logit is no sum of "
-        "what the blocks wrote. Missing step: attribution. Use model.logit_lens by layer."
+        "what the blocks wrote"
+        + (f', or {own} hides it (load with dtype="float32")' if own in HALF else "")
+        + ". Missing step: attribution. Use model.logit_lens by layer."
     )
 
 

@@ -71,7 +71,11 @@ class Geometry:
     copy_chance: float | None
 
     def value(self, measure: str, *, centred: bool = False) -> float:
-        """One number of the table, by the name of its measure."""
+        """One number of the table, by the name of its measure. Raises SelectionError."""
+        if measure not in MEASURES:
+            raise SelectionError(
+                f"There is no measure {measure!r}; there are {', '.join(MEASURES)}."
+            )
         return float(self.values[MEASURES.index(measure), int(centred)])
 
     def rows(self) -> list[tuple[str, str]]:
@@ -100,7 +104,9 @@ def geometry(
     """Compare the lookup with the unembedding; on a tied model this is one matrix with itself.
 
     Rows beyond the shorter matrix and rows of length 0 are left out. `sample` rows are looked up
-    among all for neighbours and copies, `pairs` pairs of rows give the rank correlation. Raises
+    among all for `neighbours` neighbours and copies, `pairs` pairs of rows give the rank
+    correlation, all drawn by `seed`; `penalty` is the ridge of the linear map, relative to the mean
+    size of its inputs. Raises
     ShapeError where the widths differ, SelectionError.
 
     >>> lens.geometry(model).value("row cosine")  # doctest: +SKIP

@@ -139,9 +139,10 @@ def gradients(
 
     `corpus` is what `read_corpus` takes; for an encoder-decoder a list of (source, target) pairs of
     texts or ids. A causal model is scored on next tokens, a masked one on `masked_share` of the
-    positions, which `mask_id` (the tokenizer's mask token) replaces. Batches are drawn in a seeded
-    order until `max_targets` is reached. `adam` holds that optimiser's constants, torch's by
-    default. Weights and gradients of the model stay as they are.
+    positions, which `mask_id` (the tokenizer's mask token) replaces. Batches of `batch_size`
+    windows of `window_tokens` (256, or the context where that is less) are drawn in a seeded order
+    until `max_targets` is reached. `adam` holds that optimiser's constants, torch's by default.
+    Weights and gradients of the model stay as they are.
 
     Raises UnsupportedArchitectureError where the paths do not add up to autograd's own gradient,
     UnsupportedModelStateError, PromptError, SelectionError, TokenizerError.

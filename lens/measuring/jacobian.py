@@ -54,6 +54,8 @@ def fit_jacobian(
 ) -> AffineLens:
     """Fit E[d h_L / d h_l] for every layer over the first windows of at most `max_windows` texts.
 
+    A window holds `window_tokens` (128, or the context where that is less).
+
     One forward for each window, then d_model backward passes, `rows_at_once` of them together: a
     window costs about as much as d_model trainings on it. The lens has no bias: a trunk that adds a
     constant is missed by that constant. Positions before `first_position` are left out, and the

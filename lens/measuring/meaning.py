@@ -25,8 +25,8 @@ class MeaningSimilarity:
     """Rank correlations of cos(row i, row j) with that of log p(i | c) and log p(j | c).
 
     The log-probabilities are centred over contexts c; `chance_*` are of permuted pairs. Tokens are
-    those that the contexts hold most often. `target_cosine` is the mean cosine of the readout's
-    input with the row of the token that follows, None where there is no direct readout.
+    the commonest of the corpus. `target_cosine` is the mean cosine of the readout's input with the
+    row of the token that follows, NaN where there is no direct readout.
     """
 
     model_id: str
@@ -63,8 +63,9 @@ def similarity_of_meaning(
 ) -> MeaningSimilarity:
     """Compare how alike two rows are with how alike their tokens' probabilities move.
 
-    `corpus` is what `read_corpus` takes. Raises PromptError where it holds too little, and for an
-    encoder-decoder.
+    `corpus` is what `read_corpus` takes; `contexts` positions of it, `tokens` of its commonest
+    tokens and `pairs` pairs of them are drawn by `seed`. Raises PromptError where it holds too
+    little, and for an encoder-decoder.
     """
     generator = np.random.default_rng(seed)
     places, counts = _places(checkpoint, corpus, contexts, generator)

@@ -68,11 +68,15 @@ def measure(
     one. `fit_on` are other documents (`corpus.split()`), for the context-free guess that skill is
     measured against; without them there is no skill. `sample_positions` positions (at most 4,096)
     are read a second time for JS, TV, copy split, temperature and marginal bias. `documents`
-    measures a part, to be merged. With a `folder`, finished documents are kept there and a run
-    that was stopped continues.
+    measures a part, to be merged. Windows are of `window_tokens`, 256 or the context where that is
+    less. `seed` draws the sampled positions; `progress` is called with a `Progress` after each
+    document. With a `folder`, finished documents are kept there and a run that was stopped
+    continues.
 
-    Raises SelectionError where a document of `fit_on` is measured too, ProvenanceError where the
-    folder holds another measurement, PromptError, TokenizerError, CorpusError.
+    Raises SelectionError for options out of range and where a document of `fit_on` is measured too,
+    ProvenanceError where the folder holds another measurement, ExportError and ResultFileError
+    where it cannot be written or read, UnsupportedArchitectureError where the input lens or the
+    second reading needs a direct readout, PromptError, TokenizerError, CorpusError.
 
     >>> lens.measure(model, held_out, fit_on=fit)  # doctest: +SKIP
     """

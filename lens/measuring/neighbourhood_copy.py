@@ -62,9 +62,10 @@ def neighbourhood_copy(
 ) -> NeighbourhoodCopy:
     """How much probability each layer gives to the input token's nearest rows of W_E (cosine).
 
-    A lens that copies meaning and not only the token shows it here. Positions of tokens that W_U
-    has no row for are left out. Raises UnsupportedArchitectureError without a direct readout, and
-    as `lens.measure` does.
+    A lens that copies meaning and not only the token shows it here. About `positions` positions of
+    at most `max_documents` documents are read, drawn by `seed`, in windows of `window_tokens`, with
+    `n_neighbours` rows each. Positions of tokens that W_U has no row for are left out. Raises
+    UnsupportedArchitectureError without a direct readout, and as `lens.measure` does.
 
     >>> lens.neighbourhood_copy(model, corpus).neighbours.estimate  # doctest: +SKIP
     """

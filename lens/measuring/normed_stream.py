@@ -92,7 +92,7 @@ def _steps(search: _Search, after: Tensor, left: int) -> list[Added | FrozenNorm
         if norm.given is None or not torch.equal(search.shaped(norm.made), after):
             continue
         given = search.shaped(norm.given)
-        frozen = frozen_norm(norm.module, given[0, search.position])
+        frozen = frozen_norm([norm.module], given[0, search.position])
         found = None if frozen is None else _steps(search, given, left - 1)
         if found is not None and frozen is not None:
             return [*found, frozen]

@@ -13,7 +13,7 @@ from lens.errors import ProvenanceError, SelectionError
 from lens.lenses.predictions import Provenance
 from lens.measuring.calibration import GAPS, Calibration, calibration
 from lens.measuring.columns import OF_TARGETS, SAMPLED, SELF_COPY, TAUS
-from lens.measuring.depth import KINDS
+from lens.measuring.depth import depth_sums, mean_depths, of_kind
 from lens.measuring.histograms import quantile, trimmed_mean
 from lens.measuring.skill import area, marginal_bias_bits, skill
 from lens.measuring.statistics import Interval, bootstrap, mean_interval
@@ -106,7 +106,10 @@ class LensProfile:
         return self._summed(name) / self.counts_of(name).sum()
 
     def interval(self, name: str, *, level: float = 0.95) -> Interval:
-        """Mean and cluster-bootstrap interval over documents, by layer: pointwise and as a band."""
+        """Mean and cluster-bootstrap interval over documents, by layer: pointwise and as a band.
+
+        Raises SelectionError for a sum that is not there and for fewer than two documents.
+        """
         return mean_interval(self._column(name), self.counts_of(name), level=level)
 
     @property
@@ -118,7 +121,7 @@ class LensProfile:
     def trimmed_kl_bits(self) -> Float[np.ndarray, " layer"]:
         """The mean KL without the lowest and the highest 5 % of the positions, to 0.5 %.
 
-        An infinite KL counts as the last bin's 1,000 bits; NaN where a KL is NaN.
+        A KL above 1,000 bits, infinite or not, counts as 1,000; NaN where a KL is NaN.
         """
         fine = self.kl_bins.sum(axis=0)
         return np.where(self._whole(fine), trimmed_mean(fine), np.nan)
@@ -152,11 +155,14 @@ class LensProfile:
 
     @property
     def skill_area(self) -> float:
-        """Mean skill over the layers 1 to n_layers, clipped at -1: one number for the lens."""
+        """Area under the skill, clipped at -1, over relative depth from layer 1 to n_layers.
+
+        By trapezoids and divided by its width, so that the first and last layer count half.
+        """
         return float(area(self.skill))
 
     def skill_area_interval(self, *, level: float = 0.95) -> Interval:
-        """`skill_area` with its cluster-bootstrap interval over documents."""
+        """`skill_area` with its cluster-bootstrap interval over two documents or more."""
         base = self.final_sums["baseline_kl_bits"]
         stacked = np.concatenate([self.sums["kl_bits"], base[:, None]], axis=1)
 
@@ -193,16 +199,24 @@ class LensProfile:
         """The share of positions that settle at each layer; the last entry: those that never do.
 
         `kind` is "top-1" (the argmax stays), "0.1 bit", "0.5 bit" or "1 bit" (KL stays below).
+        Raises SelectionError for another.
         """
-        if kind not in KINDS:
-            raise SelectionError(f"There is no depth {kind!r}; there are {', '.join(KINDS)}.")
-        found = self.depths[:, KINDS.index(kind)].sum(axis=(0, 1))
+        found = of_kind(self.depths, kind).sum(axis=(0, 1))
         return found / found.sum()
 
     def mean_depth(self, kind: str = "top-1") -> float:
         """The mean depth over n_layers, of the positions that settle: 0 embedding, 1 output."""
         shares = self.depth_shares(kind)[:-1]
         return float((shares * np.arange(len(shares))).sum() / shares.sum() / self.n_layers)
+
+    def depth_by_entropy(self, kind: str = "top-1", *, level: float = 0.95) -> Interval:
+        """`mean_depth` within each bin of the model's own entropy, with intervals over documents.
+
+        A sure prediction is reached earlier than a vague one. Entries are the bins of
+        `lens.measuring.depth.ENTROPY_NAMES`, in bits; NaN where a draw of documents may have none.
+        """
+        sums = depth_sums(of_kind(self.depths, kind))
+        return bootstrap(sums, mean_depths, counts=self.counts["n"], level=level)
 
     def merge(self, other: "LensProfile") -> "LensProfile":
         """The profile of both parts' documents; the same, bit for bit, as measured at once.
@@ -219,7 +233,7 @@ class LensProfile:
         return profile_table(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write a .parquet file that `lens.read_profile` reads back equal."""
+        """Write a .parquet file that `lens.read_profile` reads back equal; or ExportError."""
         from lens.measuring.profile_file import write_profile
 
         return write_profile(self, path)

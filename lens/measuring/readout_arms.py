@@ -121,8 +121,8 @@ def readout_arms(
     divided by the measured scale of the lookup. Nothing was trained for a change, so an arm tells
     what a part does in this model, not what a model without it would have become.
 
-    Raises UnsupportedArchitectureError without a direct readout, SelectionError for alphas outside
-    0 to 1 and fewer than two documents, and as `lens.measure` does.
+    Raises UnsupportedArchitectureError without a direct readout, SelectionError for alphas not
+    above 0 and up to 1 and fewer than two documents, and as `lens.measure` does.
 
     >>> lens.readout_arms(model, corpus).to_frame()  # doctest: +SKIP
     """

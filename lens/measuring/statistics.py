@@ -164,10 +164,3 @@ def verdict(
     if high < 0:
         return opposite[higher_is]
     return "undecided"
-
-
-def jackknife(of_folds_without: Float[np.ndarray, "fold entry"]) -> Float[np.ndarray, " entry"]:
-    """The standard error from estimates that each leave one fold of documents out."""
-    n = len(of_folds_without)
-    spread = of_folds_without - of_folds_without.mean(axis=0)
-    return np.sqrt((n - 1) / n * np.square(spread).sum(axis=0))

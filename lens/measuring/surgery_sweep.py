@@ -89,7 +89,8 @@ def surgery_sweep(
     """Measure lens and model along W_U(alpha) = (1 - alpha) W_U + alpha W_E, on copies.
 
     The same documents at every alpha; a fifth of them is kept back to fit the context-free guess
-    of each cut model. `rotate` goes to W_E turned towards W_U instead. A cut model was not
+    of each cut model. `rotate` goes to W_E turned towards W_U instead. Windows
+    are as in `lens.measure`. A cut model was not
     trained: its lens tells what a tie would read without the training that goes with it. Raises
     SelectionError for a tied model, alphas outside [0, 1] or none; the errors of `measure`.
 

@@ -61,6 +61,8 @@ def token_energy(
 ) -> TokenEnergy:
     """The energy of states among the rows of W_U and of W_E, at about `positions` positions.
 
+    They are drawn by `seed` from windows (of `window_tokens`) of at most `max_documents` documents.
+
     Raises UnsupportedArchitectureError where the readout is no norm (of one length and a gain)
     before W_U, and as `lens.measure` does.
 
@@ -75,7 +77,7 @@ def token_energy(
         window_tokens=window_tokens,
         seed=seed,
     )
-    norm = frozen_norm(readout.prepare, sample.final[0])
+    norm = frozen_norm(readout.preparation, sample.final[0])
     if norm is None:
         raise UnsupportedArchitectureError(
             f"The readout {readout.describe()} is more than a norm before W_U, so the rows of W_U "

@@ -52,13 +52,15 @@ def tune(
     """Fit a translator for every layer at once, by KL(final || lens): the tuned lens.
 
     All start as the identity. A tenth of the documents is held out (of a lone document its last
-    windows); each layer keeps the step at which its held-out KL was least, the identity among
-    them, so none is worse than the logit lens there. Fitting ends after `steps`, or after
-    `patience` looks, `check_every` steps apart, of which none gained. About `positions` positions
-    are drawn for each step. `optimiser` is "adam" or "muon"; rates rise over the first tenth of the
-    steps, then fall in a line. With a `folder` the lens is saved there and a run that was stopped
-    continues, to the same bits where as many threads work. Nothing of the model changes. Source:
-    Belrose et al. 2023.
+    windows); each layer keeps the step at which its KL was least on 4 * `positions` held-out
+    positions, the identity among them, so none is worse than the logit lens there. Fitting ends
+    after `steps`, or after `patience` looks, `check_every` steps apart, of which none gained. About
+    `positions` positions are drawn for each step, in windows of `window_tokens` (256, or the
+    context where that is less). `optimiser` is "adam" or "muon"; `learning_rate` is 1e-3 for the
+    one and 1e-2 for the other (biases take Adam's) unless given, rises over the first tenth of the
+    steps, then falls in a line. `seed` draws documents and positions. With a `folder` the lens is
+    saved there and a run that was stopped continues, to the same bits where as many threads work.
+    Nothing of the model changes. Source: Belrose et al. 2023.
 
     Raises ProvenanceError where the folder holds another fit, UnsupportedArchitectureError for a
     readout passed by hand, SelectionError for a lone document of one window, and as `lens.measure`

@@ -45,7 +45,7 @@ def heatmap(
     the final top-1, 0 = first; logarithmic); dark is always sure or close. The strip on the right
     has mean KL (bits), self-copy mass and top-1 agreement by layer; rows that mostly repeat their
     input are marked ↺. `title` replaces the finding. A prompt wider than `max_width_px` shows its
-    first columns and is dragged sideways; None draws it whole.
+    last columns (a masked model's its first) and is dragged sideways; None draws it whole.
 
     Raises SelectionError for a colour that does not exist. Nothing of plotly's global state is
     read or changed: your default template stays yours, and does not touch this figure.

@@ -83,7 +83,8 @@ def reproduce_domain(
     `corpus` is the study's own, and `folder` holds its runs as `lens.reproduce_study` left them.
     `other` is cut into runs of paragraphs, and `documents` of them are taken, spread evenly. Each
     row is written at once as RESULTS/domain-NAME-ARM-N.json, NAME being `domain`; what is there is
-    not measured again. A row also holds the n-grams of the gate on the same tokens.
+    not measured again. A row also holds the n-grams of the gate on the same tokens. `recipe` is
+    that of the runs, `seeds` how many of each arm, `measuring` as in `lens.reproduce_study`.
 
     Raises SelectionError for an arm that is not there or a name that a file cannot have,
     CorpusError, ResultFileError where a run has not finished.

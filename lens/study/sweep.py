@@ -103,6 +103,8 @@ def reproduce_sweep(
     Each row that is finished is written at once, as RESULTS/vV/dD-lL/ARM-seed-N.json; what is
     there is not run again, and a run that was stopped goes on. The first seed of all cells comes
     first. `cells` are names as "v2048-d96-l6"; None is all nine. Rates are the study's in each.
+    `seeds` is how many of each arm, `recipe` what cells do not vary, and `measuring` as in
+    `lens.reproduce_study`.
 
     Raises SelectionError for a cell that is not there, CorpusError where the corpus is too small
     for a vocabulary.

@@ -71,8 +71,12 @@ def reproduce_study(
 
     `rows` are names of arms, or "ARM-seed-N"; None is the whole study. Runs lie in `folder` and go
     on where they stopped; rows that `results` holds already are measured again only when named.
-    `measuring` replaces options of `lens.study.measured.measure_run`. Without `keep`, the
-    checkpoints of a measured run but the last branch's are removed.
+    `recipe` are sizes, schedule and rates, the study's own where None. `measuring` replaces options
+    of `lens.study.measured.measure_run`. Without `keep`, the checkpoints of a measured run but the
+    last branch's are removed.
+
+    Raises SelectionError for a row that is not there, CorpusError, ProvenanceError where a folder
+    holds another run, TrainingDivergedError.
     """
     recipe = recipe or Recipe()
     texts = study_texts(corpus, d_vocab=recipe.d_vocab)

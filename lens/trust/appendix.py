@@ -59,8 +59,9 @@ def definitions(convention: str, *, two: bool) -> str:
         ("KL(final ‖ lens)", "bits lost by using the lens' distribution in place of the model's; "
          "0 at the output by law"),
         ("skill", "1 - KL(final ‖ lens) / KL(final ‖ guess); the guess is the model's mean "
-         "prediction on documents kept back, the best that sees no context"),
-        ("skill area", "mean skill over the layers from 1 to the output, none counted below -1"),
+         "prediction on documents kept back (64 at most), the best that sees no context"),
+        ("skill area", "the mean height of the skill over relative depth from layer 1 to the "
+         "output, none counted below -1: by trapezoids, so that both ends count half"),
         ("X, usefulness lost", "cross-entropy of the lens with the text less the model's own, bits "
          "a token"),
         ("R, not there yet", "KL left after an affine translator of the layer's states, fitted on "

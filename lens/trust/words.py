@@ -98,6 +98,11 @@ def comparison_lines(comparison: Comparison) -> list[str]:
             f"Skill area: {s.estimate[0]:+.3f} [{s.low[0]:+.3f}, {s.high[0]:+.3f}]: "
             f"{_TOST[comparison.verdict].format(a=a, b=b, margin=MARGIN)}"
         )
+    if told := comparison.depths_in_words():
+        lines.append(
+            "Prediction depth over the number of layers, by the entropy of the model's own "
+            f"prediction: {'; '.join(told)}."
+        )
     return lines
 
 

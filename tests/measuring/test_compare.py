@@ -237,6 +237,32 @@ def test_confounds_are_read_from_both_models() -> None:
     assert set(facts(checkpoint())) >= {"dtype", "tokenizer", "layers", "rows without a token"}
 
 
+def test_depths_are_compared_within_bins_of_entropy() -> None:
+    models = {"a": checkpoint(n_layers=2), "b": checkpoint("llama", n_layers=2)}
+    found = compare(models, id_corpus(6), **OPTIONS)
+    for i, side in enumerate((found.first, found.second)):
+        own = side.output.depth_by_entropy()
+        counts = side.output.depths[:, 0].sum(axis=0)[:, :-1]
+        for entry, row in enumerate(counts):
+            # By hand: positions that settle at 0, 1 and 2 of two layers.
+            mean = (row @ [0.0, 0.5, 1.0]) / row.sum() if row.sum() else np.nan
+            np.testing.assert_allclose(own.estimate[entry], mean)
+        share = counts.sum(axis=1) / counts.sum()
+        np.testing.assert_allclose(
+            np.nansum(own.estimate * share), side.output.mean_depth(), err_msg=str(i)
+        )
+    ours, theirs = (s.output.depth_by_entropy().estimate for s in (found.first, found.second))
+    np.testing.assert_allclose(found.depth_by_entropy.estimate, theirs - ours)
+    assert np.isfinite(found.depth_by_entropy.estimate).any()
+    assert not np.allclose(np.nan_to_num(found.depth_by_entropy.estimate), 0)
+    assert "by entropy of the output: " in str(found)
+    assert all(" bits " in words for words in found.depths_in_words())
+    alike = compare({"a": models["a"], "b": models["a"]}, id_corpus(6), **OPTIONS)
+    assert set(alike.depth_by_entropy.estimate[np.isfinite(alike.depth_by_entropy.low)]) == {0.0}
+    with pytest.raises(SelectionError, match="no depth '2 bit'"):
+        found.first.output.depth_by_entropy("2 bit")
+
+
 def test_the_table_has_bands_and_units(comparison: Comparison) -> None:
     table = comparison.to_frame()
     assert list(table)[:2] == ["depth", "dKL_bits_a_token"]

@@ -8,7 +8,6 @@ from lens.measuring.skill import area, marginal_bias_bits, skill
 from lens.measuring.statistics import (
     bootstrap,
     holm,
-    jackknife,
     mean_interval,
     sign_flip,
     verdict,
@@ -129,12 +128,6 @@ def test_the_verdict_needs_evidence_for_equivalence_too(
     assert verdict(replicates) == expected
     opposite = {"better": "worse", "worse": "better"}.get(expected, expected)
     assert verdict(replicates, higher_is="worse") == opposite
-
-
-def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
-    values = np.random.default_rng(0).standard_normal(20)
-    without = np.array([np.delete(values, i).mean() for i in range(20)])[:, None]
-    assert jackknife(without)[0] == pytest.approx(values.std(ddof=1) / np.sqrt(20))
 
 
 def test_skill_is_one_at_the_output_and_zero_at_the_guess() -> None:

@@ -5,6 +5,7 @@ import pytest
 import lens
 
 PUBLIC = {
+    "AdamSettings",
     "AffineLens",
     "Attribution",
     "CaptureError",

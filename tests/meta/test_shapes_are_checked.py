@@ -81,6 +81,12 @@ TABLE: dict[str, tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = {
     "lenses.sums": ("Sums.in_bits", "is_final", (NOBODY, ROW > 0), (NOBODY, CELLS > 0)),
     "lenses.tiles": ("DirectRows.chosen", "ids", (NOBODY, FLAT.long()), (NOBODY, CUBE[0].long())),
     "measuring.calibration": ("_equal_mass", "count", (ROW.astype(int),), (CELLS.astype(int),)),
+    "measuring.attribution": (
+        "_allowed",
+        "logits",
+        (READOUT, FLAT, {}, "measuring.frozen_norm.LinearLogit", CUBE[0]),
+        (READOUT, FLAT, {}, "measuring.frozen_norm.LinearLogit", FLAT),
+    ),
     "measuring.causal_basis": (
         "ablated",
         "direction",
