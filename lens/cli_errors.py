@@ -50,12 +50,22 @@ def exit_code(command: Callable[[], Any]) -> int:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except KeyboardInterrupt:
             code = INTERRUPTED
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes once more as it ends: give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _into_nothing()
         return BROKEN_PIPE
+    except OSError as error:
+        print(f"lens: Cannot write to standard output: {error.strerror}.", file=sys.stderr)
+        _into_nothing()
+        return 1
     return code
+
+
+def _into_nothing() -> None:
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(error: Exception) -> None:

@@ -11,8 +11,11 @@ from lens.errors import ExportError
 def require_folder(folder: Path) -> None:
     """Raise ExportError where `folder` is not there and could not be made, or is no folder."""
     above = folder
-    while not above.exists():
-        above = above.parent
+    try:
+        while not above.exists():
+            above = above.parent
+    except OSError as error:
+        raise ExportError(f"Cannot use {folder} as a folder: {error.strerror}.") from error
     if not above.is_dir():
         raise ExportError(f"{above} is a file; give the name of a folder.")
     _require_room(above)
@@ -31,7 +34,10 @@ def require_picture(path: Path) -> None:
 def made(folder: Path) -> Iterator[None]:
     """Within: the folder is there; one that was made for nothing is taken away again."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"Cannot make the folder {folder}: {error.strerror}.") from error
     try:
         yield
     except BaseException:

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from lens import cli_options as options
 from lens.cli_options import Model
+from lens.files import expanded, is_file, is_folder, require_writable
 
 Corpus = Annotated[
     str,
@@ -90,10 +91,12 @@ def measure(
             folder=folder,
             progress=lambda p: report(model, p),
         )
+    if output is not None:
+        # Before anything is printed: a reader who goes away takes no result with him.
+        _write_profile(profile, output)
     emit(_profile_table(profile))
     emit(_headline(profile))
     if output is not None:
-        _write_profile(profile, output)
         emit(f"Wrote {output}")
 
 
@@ -133,10 +136,11 @@ def compare(
             folder=folder,
             progress=report,
         )
+    if output is not None:
+        _write_comparison(comparison, output)
     emit(_comparison_table(comparison))
     emit(str(comparison))
     if output is not None:
-        _write_comparison(comparison, output)
         emit(f"Wrote {output}")
 
 
@@ -150,8 +154,14 @@ def loaded(model: str, **how: Any) -> Any:
 
 def names_of(first: str, second: str) -> tuple[str, str]:
     """The last parts of two names, numbered where they are alike."""
-    a, b = (Path(name).name or name for name in (first, second))
+    a, b = (_last_part(name) for name in (first, second))
     return (a, b) if a != b else (f"{a} (1)", f"{b} (2)")
+
+
+def _last_part(name: str) -> str:
+    # ".." is a folder with a name of its own.
+    path = expanded(name)
+    return (path.resolve().name if is_folder(path) or is_file(path) else path.name) or name
 
 
 def require_kept(folder: Path | None) -> None:
@@ -168,16 +178,14 @@ _SUFFIXES = (".parquet", ".csv", ".json", ".html", ".svg", ".png", ".pdf")
 def _require_written(path: Path | None) -> None:
     if path is None:
         return
-    from lens.cli_files import require_folder, require_picture
+    from lens.cli_files import require_picture
     from lens.errors import ExportError
 
     if path.suffix.lower() not in _SUFFIXES:
         raise ExportError(
             f"{path} has extension {path.suffix!r}; -o writes {', '.join(_SUFFIXES)}."
         )
-    if path.is_dir() or not path.parent.is_dir():
-        raise ExportError(f"{path} is a folder, or in none; give the name of a file in a folder.")
-    require_folder(path.parent)
+    require_writable(path)
     require_picture(path)
 
 
@@ -197,14 +205,16 @@ def _write_comparison(comparison: Any, path: Path) -> None:
 
 
 def _write(path: Path, frame: Any, figure: Callable[[], Any]) -> None:
-    from lens.measuring.profile_file import written_whole
+    from lens.files import written_whole
 
     with written_whole(path) as partial:
         kind = path.suffix.lower()
         if kind == ".csv":
             frame.to_csv(partial, index=False)
         elif kind == ".json":
-            partial.write_text(frame.to_json(orient="records", indent=1), encoding="utf-8")
+            partial.write_text(
+                frame.to_json(orient="records", indent=1, double_precision=15), encoding="utf-8"
+            )
         elif kind == ".parquet":
             frame.to_parquet(partial, index=False)
         elif kind == ".html":

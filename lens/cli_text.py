@@ -36,6 +36,8 @@ def text_from(argument: str | None, name: str) -> str | None:
     if argument is None or argument.startswith("@@"):
         return argument and argument[1:]
     if argument == "-":
+        if sys.stdin is None:
+            raise typer.BadParameter("standard input is closed.", param_hint=name)
         return _decoded(sys.stdin.buffer.read(), "standard input", name)
     if not argument.startswith("@"):
         return argument

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lens.errors import CorpusError, MissingPackageError, SelectionError
+from lens.files import expanded, is_file, is_folder
 
 SAMPLE = "sample"
 """The name of the shipped sample: the first paragraphs of each chapter of Austen's six novels."""
@@ -54,7 +55,7 @@ class Document:
     @property
     def n_bytes(self) -> int:
         """Length of the text in UTF-8 bytes; 0 for token ids."""
-        return 0 if self.text is None else len(self.text.encode("utf-8"))
+        return 0 if self.text is None else len(self.text.encode("utf-8", "surrogatepass"))
 
     @property
     def content(self) -> str | tuple[int, ...]:
@@ -219,15 +220,15 @@ def _read(source: Any, text_column: str, config: str | None, split: str) -> Corp
         return _from_list(source)
     if source == SAMPLE:
         return _sample()
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = expanded(source)
+    if is_folder(path):
         return _from_folder(path)
-    if not path.is_file():
+    if not is_file(path):
         if isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
             return _from_hub(source, text_column, config, split)
         raise CorpusError(
-            f'There is no corpus at {str(source)!r}. Pass "sample", a .txt, .jsonl or .parquet '
-            "file, a folder of text files, or a dataset id of the hub (owner/name)."
+            f'There is no corpus at {str(source)[:200]!r}. Pass "sample", a .txt, .jsonl or '
+            ".parquet file, a folder of text files, or a dataset id of the hub (owner/name)."
         )
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return Corpus(name=path.name, documents=_rows(_json_lines(path), path.stem, text_column))
@@ -266,7 +267,8 @@ def _from_list(items: Any) -> Corpus:
 
 
 def _from_folder(folder: Path) -> Corpus:
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _TEXT_SUFFIXES)
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in _TEXT_SUFFIXES)
+    paths = sorted(p for p in found if is_file(p))
     if not paths:
         raise CorpusError(f"{folder} holds no {', '.join(_TEXT_SUFFIXES)} file.")
     documents = [
@@ -327,12 +329,16 @@ def _runs(text: str) -> list[str]:
 
 def _short_parts(paragraph: str) -> Iterator[str]:
     """The paragraph, cut at a line's, a sentence's or a word's end where it is too long."""
-    while len(paragraph) > MAX_CHARACTERS:
-        ends = (paragraph.rfind(mark, 1, MAX_CHARACTERS) for mark in ("\n", ". ", " "))
-        end = next((e + 1 for e in ends if e > MAX_CHARACTERS // 2), MAX_CHARACTERS)
-        yield paragraph[:end].rstrip("\n")
-        paragraph = paragraph[end:].lstrip("\n")
-    yield paragraph
+    start = 0
+    while len(paragraph) - start > MAX_CHARACTERS:
+        most = start + MAX_CHARACTERS
+        ends = (paragraph.rfind(mark, start + 1, most) for mark in ("\n", ". ", " "))
+        end = next((e + 1 for e in ends if e > start + MAX_CHARACTERS // 2), most)
+        yield paragraph[start:end].rstrip("\n")
+        start = end
+        while start < len(paragraph) and paragraph[start] == "\n":
+            start += 1
+    yield paragraph[start:]
 
 
 def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -341,7 +347,7 @@ def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}, line {number} is not JSON: {error}.") from None
         if not isinstance(row, dict):
             raise CorpusError(f"{path}, line {number} is no JSON object but {type(row).__name__}.")
@@ -354,7 +360,7 @@ def _parquet_rows(path: Path) -> Iterable[Mapping[str, Any]]:
 
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise CorpusError(f"{path} cannot be read as Parquet: {error}") from error
 
 

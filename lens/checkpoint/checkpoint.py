@@ -10,23 +10,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lens.checkpoint import capturing, prompts, residual, tokenizing
+from lens.checkpoint import capturing, changes, prompts, residual, tokenizing
 from lens.checkpoint.block_states import BlockStates
 from lens.checkpoint.encoder import shared_matrix_encoder
-from lens.checkpoint.fingerprint import HashedTensor, hashed, joined, summed
+from lens.checkpoint.fingerprint import ModelHashes
 from lens.checkpoint.inputs import Inputs, forward_arguments, pad_right
 from lens.checkpoint.layer_numbers import Layer, is_mid, resolve_layers
 from lens.checkpoint.layout import MoreRowsError
 from lens.checkpoint.lookup import context_length, lookup_scale, source_length
 from lens.checkpoint.mid import MidPoint, find_mid
 from lens.checkpoint.origin import Origin
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.proof import Proved, proved_with_rows_behind, take_apart
 from lens.checkpoint.readout import DirectReadout, Readout
 from lens.checkpoint.states import ResidualStates
 from lens.checkpoint.summary import CheckpointSummary
 from lens.checkpoint.tying import TieReport, input_matrix, output_matrix, report_tie
 from lens.checkpoint.untouched import untouched
-from lens.errors import SelectionError, UnsupportedArchitectureError
+from lens.errors import (
+    SelectionError,
+    UnsupportedArchitectureError,
+    UnsupportedModelStateError,
+)
 
 if TYPE_CHECKING:
     from lens.lenses.predictions import LayerPredictions
@@ -54,6 +59,8 @@ class Checkpoint:
         self.causal = proved.causal or seq2seq
         self.seq2seq = seq2seq
         self._proved = proved
+        self._marks = changes.marks(model, proved.trunk)
+        self._hashes = ModelHashes(model, proved.trunk.distinct_blocks)
 
     @classmethod
     def from_model(
@@ -131,11 +138,13 @@ class Checkpoint:
         return self.d_vocab if w_e is None else int(w_e.shape[0])
 
     @cached_property
+    @in_plain_torch
     def n_ctx(self) -> int | None:
         """Longest prompt in tokens, None where the architecture sets no limit."""
         return context_length(self.model, self._probed)
 
     @cached_property
+    @in_plain_torch
     def source_n_ctx(self) -> int | None:
         """Longest source in tokens that the encoder takes, None without a limit or an encoder."""
         return source_length(self.model, self._probed)
@@ -143,12 +152,21 @@ class Checkpoint:
     def _probed(self) -> None:
         """A forward on the inputs of the proof."""
         arguments = forward_arguments(self.model, self._proved.witness.inputs, seq2seq=self.seq2seq)
-        with untouched(self.model):
+        with untouched(self.model), residual.probing():
             self.model(**arguments)
 
-    @cached_property
+    @property
     def tie(self) -> TieReport:
-        """Whether W_U is W_E: read from the tensors, with what the config says beside it."""
+        """Whether W_U is W_E: read from the tensors, with what the config says beside it.
+
+        Raises UnsupportedModelStateError where the model was changed since it was loaded.
+        """
+        self.require_as_loaded()
+        return self._tie
+
+    @cached_property
+    @in_plain_torch
+    def _tie(self) -> TieReport:
         return report_tie(
             self.model,
             self.readout,
@@ -157,18 +175,20 @@ class Checkpoint:
         )
 
     @cached_property
+    @in_plain_torch
     def lookup_scale(self) -> float | None:
         """The measured factor between a row of W_E and what enters block 0; None if not linear."""
         return lookup_scale(self._proved, input_matrix(self.model, seq2seq=self.seq2seq))
 
     @cached_property
+    @in_plain_torch
     def mid(self) -> MidPoint:
         """Where each block passes from attention to MLP, found and proved on first use.
 
         Raises UnsupportedArchitectureError where a block has no such state (parallel blocks,
         norms on the stream), with the reason.
         """
-        with untouched(self.model):
+        with untouched(self.model), residual.probing():
             return find_mid(
                 type(self.model).__name__,
                 self.trunk,
@@ -230,31 +250,40 @@ class Checkpoint:
 
         return to_bridge(self)
 
-    @cached_property
+    def require_as_loaded(self) -> None:
+        """Raise UnsupportedModelStateError where the readout is no longer the model's own.
+
+        Numbers may change in place (training). A head, norm, hook, adapter or constant that was
+        exchanged since loading is noticed, and the readout proved again at one state.
+        """
+        found = changes.marks(self.model, self.trunk)
+        if found == self._marks:
+            return
+        if not changes.is_still_read(self.replay, self.readout, self._proved.witness):
+            raise UnsupportedModelStateError(
+                f"{type(self.model).__name__} was changed since it was loaded (its head, norm, "
+                "hooks, adapters or config), and the readout that was proved then is no longer "
+                "its own. Load it again."
+            )
+        for name in ("_tie", "n_ids", "lookup_scale", "padding_rows"):
+            self.__dict__.pop(name, None)
+        self._marks = found
+
+    @property
     def model_hash(self) -> str:
-        """A digest of all weights and persistent buffers.
+        """A digest of all weights and persistent buffers, taken anew where they have changed.
 
         What stands outside the blocks is hashed byte by byte, the blocks by a sum of every 4 KiB.
+        A write through `.data` is not noticed.
         """
-        outside = {id(part.tensor) for part in self._hashed}
-        state = self.model.state_dict(keep_vars=True).values()
-        inside = {id(t): t for t in state if isinstance(t, Tensor) and id(t) not in outside}
-        digests = [part.digests for part in self._hashed]
-        return joined([*digests, *map(summed, inside.values())])
+        return self._hashes.of_model()
 
     @property
     def unembedding_hash(self) -> str:
         """A digest of W_U: what a translator and a known profile are bound to."""
-        W_U = self.W_U
-        known = (part.digests for part in self._hashed if part.is_of(W_U))
-        return joined([next(known, None) or hashed(W_U).digests])
+        return self._hashes.of_matrix(self.W_U)
 
-    @cached_property
-    def _hashed(self) -> tuple[HashedTensor, ...]:
-        """The parameters outside the blocks, hashed, so that no matrix is read twice."""
-        inside = {id(p) for block in self.trunk.distinct_blocks for p in block.parameters()}
-        return tuple(hashed(p) for p in self.model.parameters() if id(p) not in inside)
-
+    @in_plain_torch
     def summary(self) -> CheckpointSummary:
         """Everything that `lens inspect` prints, as one record."""
         direct = isinstance(self.readout, DirectReadout)
@@ -302,6 +331,7 @@ class Checkpoint:
     def logit_lens(
         self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any
     ) -> "list[LayerPredictions]": ...
+    @in_plain_torch
     def logit_lens(  # pyright: ignore[reportInconsistentOverload]
         self,
         prompt: Any = None,
@@ -351,6 +381,7 @@ class Checkpoint:
             truncate=truncate,
         )
 
+    @in_plain_torch
     def residual_states(
         self,
         prompt: str | Sequence[int],
@@ -375,6 +406,7 @@ class Checkpoint:
             truncate=truncate,
         )
 
+    @in_plain_torch
     def block_states(
         self,
         prompt: str | Sequence[int],
@@ -395,6 +427,7 @@ class Checkpoint:
             self, prompt, blocks=blocks, positions=positions, source=source, truncate=truncate
         )
 
+    @in_plain_torch
     def read(
         self,
         vectors: Tensor | ResidualStates,
@@ -411,6 +444,7 @@ class Checkpoint:
         """
         from lens.lenses.readings import read_vectors
 
+        self.require_as_loaded()
         return read_vectors(self, vectors, layer=layer, top_k=top_k, lens=lens)
 
     def edit(
@@ -420,7 +454,9 @@ class Checkpoint:
 
         `fn` gets [batch, len(positions), d_model], all positions where None; -1 is each prompt's
         last token, padding apart. Patches, ablates or steers; the lens then reads what follows, and
-        layer n_layers is the edited model's output. Raises SelectionError for a layer that is not
+        layer n_layers is the edited model's output. Your own forwards of the model are edited too;
+        with a cache, positions count from the prompt's start and those that it holds already are
+        not edited again. Raises SelectionError for a layer that is not
         there or lies within a block; in the forward SelectionError for a position that a prompt has
         not, ShapeError where `fn` returns another shape.
 
@@ -434,7 +470,12 @@ class Checkpoint:
                 f"Edit layer {int(chosen)} or {int(chosen) + 1}."
             )
         return residual.edited(
-            self.trunk, self.model, layer=int(chosen), positions=positions, fn=fn
+            self.trunk,
+            self.model,
+            layer=int(chosen),
+            positions=positions,
+            fn=fn,
+            seq2seq=self.seq2seq,
         )
 
     def ids_of(self, prompt: str | Sequence[int], *, truncate: bool = False) -> list[int]:
@@ -470,6 +511,7 @@ class Checkpoint:
         tensor = torch.tensor([ids], device=self.device).expand(len(batch), -1)
         return dataclasses.replace(inputs, source_ids=tensor)
 
+    @in_plain_torch
     def capture(
         self,
         inputs: Inputs,
@@ -479,8 +521,10 @@ class Checkpoint:
     ) -> dict[Layer, Float[Tensor, "batch pos d_model"]]:
         """Residual states by layer, of one forward that stops after the last layer asked for.
 
-        Mids (3.5) take a forward of their own.
+        Mids (3.5) take a forward of their own. Raises UnsupportedModelStateError where the model
+        was changed since it was loaded, and CaptureError.
         """
+        self.require_as_loaded()
         try:
             return capturing.capture_layers(self, inputs, layers=layers, positions=positions)
         except MoreRowsError:

@@ -1,12 +1,13 @@
 """A digest of weights, so that results of other weights are told apart."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lens.checkpoint.quantized import plain_parts
 
@@ -92,3 +93,54 @@ def _parts(tensor: Tensor) -> list[memoryview]:
 
 def _digest(part: memoryview) -> bytes:
     return hashlib.blake2b(part, digest_size=16).digest()
+
+
+class ModelHashes:
+    """The digests of a model, taken anew where its weights have changed, and only of those.
+
+    A change is seen by the identity, place and version of parameters and buffers: a write through
+    `.data` is not.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        self._model, self._blocks = model, blocks
+        self._key: tuple[Any, ...] | None = None
+        self._outside: tuple[HashedTensor, ...] = ()
+        self._whole: str | None = None
+
+    def of_model(self) -> str:
+        """What stands outside the blocks byte by byte, the blocks by `summed`."""
+        outside = self._hashed()
+        if self._whole is None:
+            ids = {id(part.tensor) for part in outside}
+            state = self._model.state_dict(keep_vars=True).values()
+            inside = {id(t): t for t in state if isinstance(t, Tensor) and id(t) not in ids}
+            digests = [part.digests for part in outside]
+            self._whole = joined([*digests, *map(summed, inside.values())])
+        return self._whole
+
+    def of_matrix(self, matrix: Tensor) -> str:
+        """The fingerprint of one matrix, which is not read twice where it is a parameter."""
+        known = (part.digests for part in self._hashed() if part.is_of(matrix))
+        return joined([next(known, None) or hashed(matrix).digests])
+
+    def _hashed(self) -> tuple[HashedTensor, ...]:
+        """The parameters outside the blocks."""
+        key = tuple(map(_mark, (*self._model.parameters(), *self._model.buffers())))
+        if key != self._key:
+            inside = {id(p) for block in self._blocks for p in block.parameters()}
+            known = {id(part.tensor): part for part in self._outside}
+            self._outside = tuple(
+                known[id(p)] if id(p) in known and known[id(p)].is_of(p) else hashed(p)
+                for p in self._model.parameters()
+                if id(p) not in inside
+            )
+            self._key, self._whole = key, None
+        return self._outside
+
+
+def _mark(tensor: Tensor) -> tuple[int, int, int]:
+    try:
+        return id(tensor), _version(tensor), tensor.data_ptr()
+    except RuntimeError:  # no memory of its own
+        return id(tensor), _version(tensor), -1

@@ -63,7 +63,9 @@ def forward_arguments(model: torch.nn.Module, inputs: Inputs, *, seq2seq: bool) 
         arguments["input_ids"] = inputs.source_ids
         if inputs.source_mask is not None:
             arguments["attention_mask"] = inputs.source_mask.long()
-    for name, value in (("use_cache", False), ("return_dict", True)):
+    # Router logits would go into a loss over experts, which needs blocks that ran.
+    options = (("use_cache", False), ("return_dict", True), ("output_router_logits", False))
+    for name, value in options:
         if name in accepted or (open_ended and name == "return_dict"):
             arguments[name] = value
     missing = [name for name in arguments if name not in accepted and not open_ended]

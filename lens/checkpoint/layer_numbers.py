@@ -1,6 +1,7 @@
 """Which residual states a caller means: layers by number, mids by half numbers, hooks by name."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from lens.checkpoint.transformer_lens import layer_of_hook
 from lens.errors import SelectionError
@@ -50,6 +51,8 @@ def resolve_layers(
     offered = {"post": ends, "mid": mids, "all": sorted([*ends, *mids])}[points]
     if wanted is None:
         return offered
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        raise SelectionError(f"layers is {wanted!r}; expected a list, as in [0, 6, -1].")
     allowed = mids if points == "mid" else [*ends, *mids]
     chosen = [_number(one, offered) for one in wanted]
     wrong = [one for one, layer in zip(wanted, chosen, strict=True) if layer not in allowed]
@@ -69,6 +72,8 @@ def _number(one: Layer | str, offered: list[Layer]) -> Layer | None:
     """The layer's own number: an int for a state between blocks; None where there is none."""
     if isinstance(one, str):
         one = layer_of_hook(one)
+    if not math.isfinite(one):
+        return None
     if one < 0:
         return offered[int(one)] if not is_mid(one) and -one <= len(offered) else None
     return one if is_mid(one) else int(one)

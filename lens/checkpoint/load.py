@@ -14,6 +14,7 @@ from lens.checkpoint import gguf, hub, memory, packages, tokenizing, weights
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.origin import Origin
 from lens.checkpoint.placing import parse_device, parse_dtype, refuse_without_float64
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.pretrained import no_weights, open_folder, read_config
 from lens.errors import (
     CheckpointNotFoundError,
@@ -21,6 +22,7 @@ from lens.errors import (
     SelectionError,
     UnsupportedArchitectureError,
 )
+from lens.files import expanded, is_file, is_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -38,6 +40,7 @@ class _Wish:
     cache: bool
 
 
+@in_plain_torch
 def load(
     source: Any,
     *,
@@ -252,21 +255,24 @@ def _refuse_options(names: list[str]) -> None:
 
 def _local_path(source: str | Path) -> Path | None:
     """The path that is meant, None where the text is the name of a repository."""
-    path = Path(source).expanduser()
-    if path.exists() and str(source):
+    path = expanded(source)
+    if str(source) and (is_file(path) or is_folder(path)):
         return path
     if isinstance(source, str) and _HUB_ID.fullmatch(source) and path.suffix != ".gguf":
         return None
     raise CheckpointNotFoundError(
-        f"There is nothing at {str(source)!r}{_did_you_mean(path)}. Pass a folder, a .gguf file or "
-        "a hub id such as openai-community/gpt2."
+        f"There is nothing at {str(source)[:300]!r}{_did_you_mean(path)}. Pass a folder, a .gguf "
+        "file or a hub id such as openai-community/gpt2."
     )
 
 
 def _did_you_mean(path: Path) -> str:
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         return f": {str(path.parent)!r} is no folder"
-    names = [entry.name for entry in path.parent.iterdir()]
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return f": {str(path.parent)!r} cannot be looked into"
     close = difflib.get_close_matches(path.name, names, n=3)
     return f"; there is {' and '.join(close)}" if close else ""
 

@@ -233,7 +233,7 @@ def _moves(trunk: Trunk, run: Run, twins: Inputs, at: int | None) -> list[list[_
         rows = _rows(block, state).clone()
         rows[1] = rows[0]
         if disturb:
-            noise = torch.randn(rows.shape[-1], generator=generator).to(rows)
+            noise = torch.randn(rows.shape[-1], generator=generator, dtype=torch.float32).to(rows)
             rows[1, 0] += noise * rows[0].float().std().to(rows)
         return trunk.layout.native(rows, state.reshape(shapes[block])).reshape(state.shape)
 

@@ -124,7 +124,7 @@ def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
     if wanted is None:
         return list(range(count))
     try:
-        wanted = [index(i) for i in wanted]
+        wanted = [_place(i) for i in wanted]
     except TypeError:
         raise SelectionError(
             f"{what.capitalize()}s are a list of whole numbers, not {str(wanted)[:60]!r}."
@@ -141,6 +141,13 @@ def resolve(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
     return chosen
 
 
+def _place(value: Any) -> int:
+    # True and False would count as 1 and 0: a mask is not a list of places.
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise TypeError("a mask")
+    return index(value)
+
+
 def resolve_sets(
     tokenizer: Any, targets: dict[str, Sequence[str | int]] | None, *, d_vocab: int
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
@@ -150,11 +157,11 @@ def resolve_sets(
     """
     names, sets = [], []
     for name, members in (targets or {}).items():
-        if isinstance(members, str) or not len(members):
+        if isinstance(members, str) or not hasattr(members, "__len__") or not len(members):
             raise SelectionError(
                 f'Target set {name!r} must be a list of tokens, as in {{"{name}": [" Paris"]}}.'
             )
-        ids = [_single_token(tokenizer, m) if isinstance(m, str) else int(m) for m in members]
+        ids = [_single_token(tokenizer, m) if isinstance(m, str) else _id(m, name) for m in members]
         wrong = [i for i in ids if not 0 <= i < d_vocab]
         if wrong:
             raise SelectionError(
@@ -163,6 +170,15 @@ def resolve_sets(
         names.append(name)
         sets.append(tuple(dict.fromkeys(ids)))
     return tuple(names), tuple(sets)
+
+
+def _id(member: Any, name: str) -> int:
+    try:
+        return index(member)
+    except TypeError:
+        raise SelectionError(
+            f"Target set {name!r} holds {member!r}, which is neither text nor a token id."
+        ) from None
 
 
 def _single_token(tokenizer: Any, text: str) -> int:

@@ -282,9 +282,11 @@ def _random_like(state: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "ba
     """Normal numbers with the state's spread, half of it at the first position to four times."""
     generator = torch.Generator().manual_seed(_SEED)
     noise = torch.randn(state.shape, generator=generator, dtype=torch.float32)
-    scales = torch.linspace(0.5, 4.0, state.shape[1])[None, :, None]
+    scales = torch.linspace(0.5, 4.0, state.shape[1], dtype=torch.float32)[None, :, None]
     spread = state.float().std().cpu()
-    spread = spread if bool(torch.isfinite(spread)) and float(spread) > 0 else torch.tensor(1.0)
+    spread = (
+        spread if bool(torch.isfinite(spread)) and float(spread) > 0 else torch.ones_like(spread)
+    )
     return (noise * scales * spread).to(state.dtype).to(state.device)
 
 
@@ -319,7 +321,13 @@ def _is_causal(
 
     The threshold sits far above rounding (1e-6) and far below what attention to the right does.
     """
-    before, after = logits[:, :-1].float(), changed[:, :-1].float()
+    before, after = logits[:, :-1], changed[:, :-1]
+    # Some models put -inf, or the least number there is, where a token is never to come.
+    least = torch.finfo(logits.dtype).min / 2
+    open_before, open_after = ((x > least) & x.isfinite() for x in (before, after))
+    if not torch.equal(open_before, open_after) or int(open_before.sum()) < 2:
+        return False
+    before, after = before[open_before].float(), after[open_before].float()
     spread = before.std().clamp_min(1e-12)
     loose = 1e-4 if logits.dtype in (torch.float32, torch.float64) else 2e-2
     return bool((before - after).abs().max() <= loose * spread)

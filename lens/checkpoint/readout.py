@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lens.checkpoint.untouched import untouched
+from lens.checkpoint.untouched import at_rest
 from lens.errors import ShapeError
 
 
@@ -52,7 +52,8 @@ class Step:
 
     def __str__(self) -> str:
         if isinstance(self.value, Tensor):
-            return f"{self.kind} [{self.value.shape[-1]}]"
+            shape = self.value.shape
+            return f"{self.kind} [{shape[-1]}]" if shape else f"{self.kind} {self.value.item():g}"
         if isinstance(self.value, int | float):
             return f"{self.kind} {self.value:g}"
         return self.kind if self.value is None else f"{self.kind} {self.value}"
@@ -110,7 +111,7 @@ class DirectReadout:
                 f"States are {states.shape[-1]} wide; this model's residual stream is "
                 f"{self.d_model} wide."
             )
-        with untouched(*self.modules):
+        with at_rest(*self.modules):
             for part in self.preparation:
                 states = part(states)
         return states
@@ -132,7 +133,7 @@ class DirectReadout:
 
     def without(self, rows: Sequence[int]) -> "DirectReadout":
         """The same readout with no probability on these vocabulary rows: their logits are -inf."""
-        mask = torch.zeros(self.d_vocab, device=self.unembedding.weight.device)
+        mask = torch.zeros(self.d_vocab, dtype=torch.float32, device=self.unembedding.weight.device)
         mask[list(rows)] = -math.inf
         steps = (*self.unembedding.steps, Step("add", mask.to(self.unembedding.weight.dtype)))
         return replace(self, unembedding=replace(self.unembedding, steps=steps))

@@ -4,8 +4,10 @@ Layer l is the state after l blocks: 0 is what enters block 0, n_layers what the
 returns. `blocks.3.hook_resid_post` of TransformerLens is layer 4, `blocks.3.hook_resid_pre` 3.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from lens.checkpoint.listening import listening
 from lens.checkpoint.prompts import resolve
 from lens.checkpoint.trunk import Trunk
-from lens.errors import CaptureError, ShapeError
+from lens.errors import CaptureError, SelectionError, ShapeError
 
 Edit = Callable[[Float[Tensor, "batch pos d_model"]], Float[Tensor, "batch pos d_model"]]
 """Takes the states of the chosen positions, gives what stands in their place."""
@@ -124,31 +126,59 @@ def capture(
     return states
 
 
+_PROBING: ContextVar[bool] = ContextVar("probing", default=False)
+
+
+@contextmanager
+def probing() -> Iterator[None]:
+    """Within: forwards are lens' own questions to the model, and no edit acts on them."""
+    token = _PROBING.set(True)
+    try:
+        yield
+    finally:
+        _PROBING.reset(token)
+
+
 @contextmanager
 def edited(
-    trunk: Trunk, root: nn.Module, *, layer: int, positions: Sequence[int] | None, fn: Edit
+    trunk: Trunk,
+    root: nn.Module,
+    *,
+    layer: int,
+    positions: Sequence[int] | None,
+    fn: Edit,
+    seq2seq: bool = False,
 ) -> Iterator[None]:
     """Within: every forward of `root` puts `fn(states)` in place of layer `layer`'s states.
 
     `fn` gets [batch, len(positions), d_model] (all positions where None); positions count the
-    tokens of each prompt, padding apart. Raises ShapeError where it gives back another shape,
-    SelectionError for a position that a prompt has not; the hooks are removed on exit, even then.
+    tokens of each prompt, padding apart, also those that a cache holds: `fn` is not called for
+    them again. Raises ShapeError where it gives back another shape, SelectionError for a position
+    that a prompt has not or that a mask of more dimensions hides; the hooks are removed on exit,
+    even then.
     """
 
-    length: list[int | None] = [None]
-    mask: list[Tensor | None] = [None]
+    given: dict[str, Any] = {}
 
     def _measure(args: Any, kwargs: Any) -> None:
-        length[0] = _prompt_length(args, kwargs) if trunk.layout.adds_rows else None
-        decoded = any(name.startswith("decoder_input") for name in kwargs)
-        mask[0] = kwargs.get("decoder_attention_mask" if decoded else "attention_mask")
+        given.clear()
+        given.update(_named(root, args, kwargs))
+        given[_LENGTH] = _prompt_length(given) if trunk.layout.adds_rows else None
+        # Before the forward: blocks add their own tokens to the cache.
+        given[_CACHED] = _cached_tokens(given)
 
-    def _changed(state: Tensor) -> Tensor:
-        whole = trunk.layout.canonical(state, length=length[0]).clone()
+    def _changed(state: Tensor) -> Tensor | None:
+        if _PROBING.get():
+            return None
+        whole = trunk.layout.canonical(state, length=given.get(_LENGTH)).clone()
         if positions is None:
             chosen: Any = (slice(None), slice(None))
         else:
-            columns = _columns(positions, mask[0], *whole.shape[:2]).to(whole.device)
+            mask = given.get("decoder_attention_mask" if seq2seq else "attention_mask")
+            columns = _columns(positions, mask, *whole.shape[:2], past=given.get(_CACHED, 0))
+            columns = columns.to(whole.device)
+            if not columns.shape[1]:
+                return None
             chosen = (torch.arange(len(whole), device=whole.device)[:, None], columns)
         old = whole[chosen]
         new = fn(old.clone())
@@ -163,36 +193,89 @@ def edited(
 
     def _before(index: int, args: Any, kwargs: Any) -> Any:
         if layer == 0 and index == 0:
-            state = trunk.input_slot.get(args, kwargs)
-            return trunk.input_slot.put(args, kwargs, _changed(state))
+            new = _changed(trunk.input_slot.get(args, kwargs))
+            return None if new is None else trunk.input_slot.put(args, kwargs, new)
         return None
 
     def _after(index: int, output: Any) -> Any:
         if index + 1 == layer:
-            return trunk.output_slot.put(output, _changed(trunk.output_slot.get(output)))
+            new = _changed(trunk.output_slot.get(output))
+            return None if new is None else trunk.output_slot.put(output, new)
         return None
 
     with block_calls(trunk, _before, _after, root=root, at_start=_measure):
         yield
 
 
+_LENGTH, _CACHED = "length of the prompt", "tokens in the cache"
+
+
+def _named(root: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a forward by name, also those that were given by place."""
+    try:
+        return dict(inspect.signature(root.forward).bind_partial(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return dict(kwargs)
+
+
 def _columns(
-    positions: Sequence[int], mask: Tensor | None, n_rows: int, length: int
+    positions: Sequence[int], mask: Any, n_rows: int, length: int, *, past: int | None = 0
 ) -> Int[Tensor, "batch _"]:
-    """Where these positions of each prompt stand in a padded batch."""
-    real = torch.ones(n_rows, length, dtype=torch.bool)
-    if mask is not None and mask.ndim == 2 and mask.shape[1] >= length:
-        # With a cache the mask covers what was read before, too.
-        real = mask[:, mask.shape[1] - length :].bool().cpu().expand(n_rows, length)
+    """Where these positions of each prompt stand in a padded batch, of which `past` are cached.
+
+    None is a cache that does not say how many tokens it holds.
+    """
+    if not past and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] > length:
+        # A mask covers what was read before, too.
+        past = mask.shape[1] - length
+    if past is None and any(position != -1 for position in positions):
+        raise SelectionError(
+            f"Positions {list(positions)} cannot be counted: the cache of this model does not say "
+            "how many tokens it holds. Edit the last position ([-1]) or all (positions=None), or "
+            "run with use_cache=False."
+        )
+    past = past or 0
+    real = torch.ones(n_rows, past + length, dtype=torch.bool)
+    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise SelectionError(
+            f"The forward was given a mask of {shape}, from which the padding of each prompt "
+            "cannot be told (a static cache makes such masks). Edit all positions "
+            "(positions=None), or pass a mask of (batch, positions)."
+        )
+    if mask is not None and mask.shape[1] >= past + length:
+        real = mask[:, : past + length].bool().cpu().expand(n_rows, past + length)
     places = [row.nonzero().flatten() for row in real]
-    return torch.stack([at[resolve(positions, len(at), "position")] for at in places])
+    found = torch.stack([at[resolve(positions, len(at), "position")] for at in places]) - past
+    here = found >= 0
+    if not torch.equal(here.all(0), here.any(0)):
+        raise SelectionError(
+            f"Of positions {list(positions)} some prompts' are in the cache and others' are not. "
+            "Edit where the whole prompts pass, or all positions (positions=None)."
+        )
+    return found[:, here.all(0)]
 
 
-def _prompt_length(args: Any, kwargs: Any) -> int:
+def _cached_tokens(given: dict[str, Any]) -> int | None:
+    """How many tokens before these a cache holds; None where it does not say."""
+    names = ("past_key_values", "cache_params", "cache")
+    cache = next((given[name] for name in names if given.get(name) is not None), None)
+    if isinstance(cache, tuple):
+        return int(cache[0][0].shape[-2]) if cache and isinstance(cache[0], tuple) else 0
+    counted = getattr(cache, "get_seq_length", None)
+    if counted is None:
+        return 0 if cache is None else None
+    try:
+        return int(counted())
+    except (ValueError, AttributeError, TypeError):
+        # A recurrent state counts none.
+        return None if getattr(cache, "has_previous_state", lambda: True)() else 0
+
+
+def _prompt_length(given: dict[str, Any]) -> int:
     """Positions of the prompt in a call of the whole model, the decoder's in an encoder-decoder."""
     names = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-    given = [kwargs.get(name) for name in names] + list(args[:1])
-    found = next((value for value in given if isinstance(value, Tensor)), None)
+    found = next((given[name] for name in names if isinstance(given.get(name), Tensor)), None)
     if found is None:
         raise CaptureError(
             "The model was called without input_ids or inputs_embeds, and carries rows that are "

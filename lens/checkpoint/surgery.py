@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lens.checkpoint.checkpoint import Checkpoint
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.proof import same_numbers
 from lens.checkpoint.readout import DirectReadout
 from lens.errors import (
@@ -34,6 +35,7 @@ _HEX_BYTES = 6
 _FLAG = "tie_word_embeddings"
 
 
+@in_plain_torch
 def untie(checkpoint: Checkpoint) -> Checkpoint:
     """A copy in which every matrix of the tie is a parameter of its own, with the same logits.
 
@@ -54,6 +56,7 @@ def untie(checkpoint: Checkpoint) -> Checkpoint:
     return result
 
 
+@in_plain_torch
 def tie(checkpoint: Checkpoint, *, keep: str) -> Checkpoint:
     """A copy in which one matrix serves as lookup and as unembedding.
 
@@ -102,6 +105,7 @@ def tie(checkpoint: Checkpoint, *, keep: str) -> Checkpoint:
     return result
 
 
+@in_plain_torch
 def interpolate(checkpoint: Checkpoint, alpha: int | float, *, rotate: bool = False) -> Checkpoint:
     """A copy with W_U(alpha) = (1 - alpha) W_U + alpha W_E; the lookup stays as it is.
 
@@ -131,6 +135,7 @@ def interpolate(checkpoint: Checkpoint, alpha: int | float, *, rotate: bool = Fa
     )
 
 
+@in_plain_torch
 def reset_bias(checkpoint: Checkpoint) -> Checkpoint:
     """A copy whose output biases are zero: b_U, and those that are added after the product.
 

@@ -266,7 +266,8 @@ def _elementwise(event: Event, source: Tensor, *, width: int) -> Step | None:
     if isinstance(other, Tensor) and other.ndim > 0:
         if other.shape[-1] != other.numel():
             return None
-        other = other.reshape(-1)
+        # A learned scale of one number acts as a number.
+        other = other.reshape(-1) if other.numel() == width else other.reshape(())
     return Step(kind, other)  # type: ignore[arg-type]
 
 

@@ -1,5 +1,6 @@
 """What a tie saves and what a second matrix costs: parameters, bytes, optimizer state, logits."""
 
+import math
 from dataclasses import dataclass
 
 from lens.errors import SelectionError
@@ -125,10 +126,10 @@ def plan_tie(
     """
     sizes = {"d_vocab": d_vocab, "d_model": d_model, "n_layers": n_layers}
     wrong = [f"{name} {size}" for name, size in sizes.items() if size < 1]
-    if wrong or n_ctx < 0 or n_matrices < 2 or bytes_per_parameter <= 0:
+    if wrong or n_ctx < 0 or n_matrices < 2 or not 0 < bytes_per_parameter < math.inf:
         raise SelectionError(
             f"No model has {', '.join(wrong) or 'such options'}: sizes are 1 or more, n_ctx 0 or "
-            "more, n_matrices 2 or 3, bytes_per_parameter above 0."
+            "more, n_matrices 2 or 3, bytes_per_parameter a number above 0."
         )
     width = 4 * d_model if d_mlp is None else d_mlp
     block = 4 * d_model * d_model + 8 * d_model + 2 * d_model * width + width + d_model

@@ -10,7 +10,8 @@ import torch
 
 from lens.checkpoint.matrices import ONE_TENSOR
 from lens.checkpoint.tying import TieReport, report_tie
-from lens.errors import CheckpointNotFoundError, UnsupportedArchitectureError
+from lens.errors import CheckpointNotFoundError, SelectionError, UnsupportedArchitectureError
+from lens.files import expanded, is_file, is_folder
 
 
 def scale_table(configs: Iterable[Any]) -> list[tuple[str, TieReport]]:
@@ -41,9 +42,9 @@ def _config(source: Any) -> tuple[str, Any]:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if isinstance(source, str | Path):
-        path = Path(source).expanduser()
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
+        path = expanded(source)
+        path = path / "config.json" if is_folder(path) else path
+        if not is_file(path):
             raise CheckpointNotFoundError(
                 f"There is no config at {path}. Pass a config.json or the folder that holds it."
             )
@@ -52,6 +53,8 @@ def _config(source: Any) -> tuple[str, Any]:
             source = json.loads(path.read_text("utf-8"))
         except ValueError as error:
             raise CheckpointNotFoundError(f"{path} is no JSON ({error}).") from error
+        if not isinstance(source, dict):
+            raise CheckpointNotFoundError(f"{path} is no config: {type(source).__name__}.")
     elif not isinstance(source, dict):
         return str(getattr(source, "_name_or_path", "") or source.model_type), copy.deepcopy(source)
     else:
@@ -62,7 +65,10 @@ def _config(source: Any) -> tuple[str, Any]:
         raise UnsupportedArchitectureError(
             f"The installed transformers does not know the model type {model_type!r} of {name}."
         )
-    return name, AutoConfig.for_model(model_type, **options)
+    try:
+        return name, AutoConfig.for_model(model_type, **options)
+    except Exception as error:  # each config checks its own fields, with errors of its own
+        raise SelectionError(f"{name} is no config of {model_type}: {error}") from error
 
 
 def _report(config: Any) -> TieReport:
@@ -78,6 +84,10 @@ def _report(config: Any) -> TieReport:
         except (ValueError, KeyError) as error:
             last = error
             continue
+        except (RuntimeError, TypeError, ZeroDivisionError) as error:
+            raise SelectionError(
+                f"No model of type {config.model_type!r} can be built of these sizes: {error}"
+            ) from error
         return report_tie(model, None, seq2seq=seq2seq)
     raise UnsupportedArchitectureError(
         f"No language model of type {config.model_type!r} can be built: {last}"

@@ -146,7 +146,10 @@ def load_affine(folder: str | Path) -> AffineLens:
             return _ours(place)
         if (place / PUBLISHED_CONFIG).is_file() and (place / PUBLISHED_WEIGHTS).is_file():
             return _published(place)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError),
+        SafetensorError,
+    ) as error:
         raise ResultFileError(
             f"{place} cannot be read as a lens ({type(error).__name__}: {error})."
         ) from error
@@ -161,12 +164,17 @@ def _ours(place: Path) -> AffineLens:
     if meta.get("format") != FORMAT:
         raise ValueError(f"format {meta.get('format')!r}, expected {FORMAT!r}")
     tensors = load_file(place / WEIGHTS)
-    return AffineLens(
-        name=meta["name"],
-        weight=tensors["weight"],
-        bias=tensors["bias"],
-        source=AffineSource(**meta["source"]),
-    )
+    weight, bias = tensors["weight"], tensors["bias"]
+    source = AffineSource(**meta["source"])
+    if weight.ndim != 3 or weight.shape[1] != weight.shape[2] or bias.shape != weight.shape[:2]:
+        raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)}")
+    if not (weight.is_floating_point() and bias.is_floating_point()):
+        raise ValueError(f"weight of {weight.dtype} and bias of {bias.dtype}")
+    if not bool(weight.isfinite().all() and bias.isfinite().all()):
+        raise ValueError("numbers that are not finite")
+    if not isinstance(source.unembedding_hash, str):
+        raise ValueError(f"unembedding_hash {source.unembedding_hash!r}")
+    return AffineLens(name=meta["name"], weight=weight, bias=bias, source=source)
 
 
 def _published(place: Path) -> AffineLens:
@@ -176,7 +184,7 @@ def _published(place: Path) -> AffineLens:
         raise ValueError(f"lens_type {config['lens_type']!r}, expected 'linear_tuned_lens'")
     n_layers = int(config["num_hidden_layers"])
     weight = torch.stack([state[f"{i}.weight"].float() for i in range(n_layers)])
-    zero = torch.zeros(weight.shape[-1])
+    zero = torch.zeros(weight.shape[-1], dtype=torch.float32)
     bias = torch.stack([state.get(f"{i}.bias", zero).float() for i in range(n_layers)])
     if weight.shape[-1] != int(config["d_model"]):
         raise ShapeError(f"translators of width {weight.shape[-1]}, d_model {config['d_model']}")

@@ -22,7 +22,7 @@ def block_maxima(
     """The maximum of each block of tokens, NaN where one is NaN."""
     if out is None:
         shape = (*logits.shape[:-1], block_count(logits.shape[-1]))
-        out = torch.empty(shape, device=logits.device)
+        out = torch.empty(shape, dtype=logits.dtype, device=logits.device)
     whole = logits.shape[-1] // BLOCK_TOKENS
     rest = logits[..., whole * BLOCK_TOKENS :]
     if whole:
@@ -40,8 +40,9 @@ class Best:
     """
 
     def __init__(self, n_rows: int, top_k: int, device: torch.device):
-        self.values = torch.full((n_rows, top_k), -torch.inf, device=device)
-        self.tokens = torch.full((n_rows, top_k), NOT_FOUND, dtype=torch.int64, device=device)
+        shape = (n_rows, top_k)
+        self.values = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
+        self.tokens = torch.full(shape, NOT_FOUND, dtype=torch.int64, device=device)
         self._aside: list[tuple[Tensor, Tensor, Tensor]] = []
         self._seen, self._merge_at = 0, 1
 
@@ -90,7 +91,7 @@ class Best:
         touched = counts.nonzero()[:, 0]
         places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
         shape = (len(self.values), int(counts.max()))
-        new_values = torch.full(shape, -torch.inf, device=values.device)
+        new_values = torch.full(shape, -torch.inf, dtype=values.dtype, device=values.device)
         new_tokens = torch.full(shape, NOT_FOUND, device=values.device)
         new_values[rows, places], new_tokens[rows, places] = values, tokens
         values = torch.cat([self.values[touched], new_values[touched]], dim=1)

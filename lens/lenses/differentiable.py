@@ -16,7 +16,7 @@ from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.readout import DirectReadout, Unembedding
 from lens.checkpoint.replay import ReplayReadout, logits_of, replaced_blocks
 from lens.checkpoint.tail import OwnTail
-from lens.checkpoint.untouched import untouched
+from lens.checkpoint.untouched import at_rest, untouched
 from lens.errors import UnsupportedArchitectureError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def prepared(
     """
     readout = checkpoint.readout
     assert isinstance(readout, DirectReadout)
-    with untouched(*readout.modules), torch.enable_grad():
+    with at_rest(*readout.modules), torch.enable_grad():
         rows = states.to(checkpoint.dtype)
         for part in readout.preparation:
             if isinstance(part, OwnTail):

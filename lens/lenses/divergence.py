@@ -98,7 +98,7 @@ def divergence(
     The logits' own steps (scale, soft-cap) are derived too. `rows` are what `prepare` gave.
     Without `with_pull` the gradients are 0 and cost nothing.
     """
-    kl = torch.empty(rows.shape[:2], device=rows.device)
+    kl = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
     pull = torch.zeros_like(rows)
     bias_pull = None if bias is None else torch.zeros_like(bias)
     temperature_pull = 0.0

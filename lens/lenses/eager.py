@@ -238,13 +238,14 @@ class Scratch:
     """What is computed for each tile of one width, in memory that is used again."""
 
     def __init__(self, thresholds: Float[Tensor, "2 layer pos"], width: int):
-        device, (_, n_layers, n_positions) = thresholds.device, thresholds.shape
-        self.highest = torch.empty(n_layers, n_positions, block_count(width), device=device)
-        self.counts = torch.empty(2, n_layers, n_positions, device=device)
-        self.negative = torch.empty(n_layers, n_positions, 1, device=device)
-        self.sums = torch.empty(5, n_layers, n_positions, device=device)
-        self.final_weights = torch.empty(n_positions, width, device=device)
-        self.final_below = torch.empty(n_positions, width, device=device)
+        _, n_layers, n_positions = thresholds.shape
+        like = {"dtype": torch.float32, "device": thresholds.device}
+        self.highest = torch.empty(n_layers, n_positions, block_count(width), **like)
+        self.counts = torch.empty(2, n_layers, n_positions, **like)
+        self.negative = torch.empty(n_layers, n_positions, 1, **like)
+        self.sums = torch.empty(5, n_layers, n_positions, **like)
+        self.final_weights = torch.empty(n_positions, width, **like)
+        self.final_below = torch.empty(n_positions, width, **like)
         self.blocks = self._blocks(thresholds, width)
 
     def _blocks(self, thresholds: Float[Tensor, "2 layer pos"], width: int) -> list["Block"]:
@@ -253,7 +254,8 @@ class Scratch:
         on_cpu = thresholds.device.type == "cpu"
         most = max(1, CACHED_LOGITS // width) if on_cpu else n_layers * n_positions
         layers, positions = min(n_layers, max(1, most // n_positions)), min(n_positions, most)
-        buffers = torch.empty(2, layers * positions * width, device=thresholds.device)
+        size = layers * positions * width
+        buffers = torch.empty(2, size, dtype=torch.float32, device=thresholds.device)
         blocks = []
         for layer in range(0, n_layers, layers):
             for position in range(0, n_positions, positions):

@@ -117,8 +117,8 @@ class WholeRows:
 
     def __init__(self, readout: Any, *, tile_tokens: int):
         self.readout, self.tile_tokens = readout, tile_tokens
-        self._logits: Tensor = torch.empty(0)
-        self._tile: Tensor = torch.empty(0)
+        self._logits: Tensor = torch.empty(0, dtype=torch.float32)
+        self._tile: Tensor = torch.empty(0, dtype=torch.float32)
 
     @property
     def device(self) -> torch.device:

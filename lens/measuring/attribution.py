@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lens.checkpoint import prompts
 from lens.checkpoint.inputs import forward_arguments
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.checkpoint.tokenizing import token_text
 from lens.checkpoint.untouched import untouched
@@ -96,6 +97,7 @@ class Attribution:
         return rows
 
 
+@in_plain_torch
 def attribution(
     checkpoint: "Checkpoint",
     prompt: Any,

@@ -52,7 +52,7 @@ class LensInfluence:
 
     def basis(self, count: int, *, max_steps: int = 10) -> Float[Tensor, "direction d_model"]:
         """Orthonormal directions of ever less influence, each found by L-BFGS."""
-        found = torch.zeros(0, len(self.mean), device=self.states.device)
+        found = torch.zeros(0, len(self.mean), dtype=torch.float32, device=self.states.device)
         for _ in range(count):
             found = torch.cat([found, self._strongest(found, max_steps)[None]])
         return found

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.prompts import resolve
 from lens.corpus import read_corpus
 from lens.errors import PromptError, SelectionError
@@ -75,6 +76,7 @@ class CausalFidelity:
         )
 
 
+@in_plain_torch
 def causal_fidelity(
     model: "Checkpoint",
     corpus: Any = "sample",

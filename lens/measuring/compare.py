@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
 from lens.errors import SelectionError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
 
+@in_plain_torch
 def compare(
     models: "Mapping[str, Checkpoint]",
     corpus: Any = "sample",

@@ -38,9 +38,9 @@ class Correction:
         """The logit lens as it is."""
         return cls(
             temperature=1.0,
-            bias=torch.zeros(d_vocab, device=device),
-            shift=torch.zeros(d_model, device=device),
-            scale=torch.ones(d_model, device=device),
+            bias=torch.zeros(d_vocab, dtype=torch.float32, device=device),
+            shift=torch.zeros(d_model, dtype=torch.float32, device=device),
+            scale=torch.ones(d_model, dtype=torch.float32, device=device),
             rotation=None,
             matrix=None,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.prompts import resolve
 from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import ProvenanceError, SelectionError
@@ -40,6 +41,7 @@ class Rung:
     fit_kl_bits: float
 
 
+@in_plain_torch
 def decompose(
     model: "Checkpoint",
     corpus: Any = "sample",

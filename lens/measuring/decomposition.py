@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lens.errors import ExportError, ResultFileError, SelectionError
+from lens.files import written_whole
 from lens.lenses.predictions import Provenance
 from lens.measuring.correction import ORDERS
-from lens.measuring.profile_file import written_whole
 from lens.measuring.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:

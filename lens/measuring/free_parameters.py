@@ -69,7 +69,7 @@ class FreeParameters:
         if "other linear" in free:
             wanted -= {"scale", "rotation"}
         self.leaves = {
-            name: torch.zeros(shape, device=like.device, requires_grad=True)
+            name: torch.zeros(shape, dtype=torch.float32, device=like.device, requires_grad=True)
             for name, shape in shapes.items()
             if name in wanted
         }
@@ -91,7 +91,7 @@ class FreeParameters:
         if "temperature" not in self.leaves:
             return self.start.temperature
         moved = float(self.leaves["temperature"].detach()) * _LOG_TEMPERATURE_UNIT
-        return self.start.temperature * float(torch.tensor(moved).exp())
+        return self.start.temperature * float(torch.tensor(moved, dtype=torch.float32).exp())
 
     @property
     def bias(self) -> Float[Tensor, " d_vocab"]:
@@ -141,7 +141,7 @@ class FreeParameters:
         if "rotation" not in self.leaves:
             return self.start.rotation
         turn = (self.leaves["rotation"] - self.leaves["rotation"].T) * self._turn_unit
-        eye = torch.eye(len(turn), device=turn.device)
+        eye = torch.eye(len(turn), dtype=turn.dtype, device=turn.device)
         # Cayley's map of a skew matrix: a rotation for every value of the leaf.
         turned = torch.linalg.solve(eye + turn, eye - turn)
         return turned if self.start.rotation is None else turned @ self.start.rotation

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
 from lens.errors import PromptError
@@ -80,6 +81,7 @@ class Frequency:
         return rows
 
 
+@in_plain_torch
 def frequency(
     checkpoint: "Checkpoint",
     corpus: Any = "sample",

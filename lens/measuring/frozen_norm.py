@@ -132,9 +132,12 @@ def _split(readout: DirectReadout, state: Tensor) -> tuple[FrozenNorm, Parts]:
 def _probes(state: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
     return [
-        (torch.randn(state.shape, generator=generator) * state.float().std().cpu()).to(state)
-        for _ in range(3)
+        (_noise(state.shape, generator) * state.float().std().cpu()).to(state) for _ in range(3)
     ]
+
+
+def _noise(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _frozen(head: Parts, state: Tensor, probes: list[Tensor]) -> FrozenNorm | None:
@@ -164,7 +167,7 @@ def _signs(like: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
     """Plus and minus one in turn; of an odd number the last three are 1, 1, -2."""
     signs = 1.0 - 2.0 * (torch.arange(like.shape[0], device=like.device) % 2).float()
     if len(signs) % 2:
-        signs[-3:] = torch.tensor([1.0, 1.0, -2.0], device=like.device)
+        signs[-3:] = torch.tensor([1.0, 1.0, -2.0]).to(signs)
     return signs
 
 
@@ -176,7 +179,7 @@ def _fitted(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 def _is_affine(rest: Parts, d: int, like: Tensor) -> bool:
     generator = torch.Generator().manual_seed(11)
-    x, y = torch.randn((2, 1, d), generator=generator).to(like)
+    x, y = _noise((2, 1, d), generator).to(like)
     try:
         zero = _through(rest, torch.zeros_like(x)).double()
         one, other = _through(rest, x).double() - zero, _through(rest, y).double() - zero

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lens import linear
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.errors import SelectionError, ShapeError
 from lens.measuring.moments import Moments, moments_of
@@ -92,6 +93,7 @@ class Geometry:
         return rows
 
 
+@in_plain_torch
 def geometry(
     checkpoint: "Checkpoint",
     *,

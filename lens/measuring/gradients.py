@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lens.checkpoint.inputs import Inputs, forward_arguments
 from lens.checkpoint.matrices import NamedMatrix, named_matrices
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.replay import logits_of
 from lens.checkpoint.untouched import untouched
 from lens.errors import SelectionError, UnsupportedArchitectureError, UnsupportedModelStateError
@@ -122,6 +123,7 @@ class BatchGradients:
     n_targets: int
 
 
+@in_plain_torch
 def gradients(
     checkpoint: "Checkpoint",
     corpus: Any = "sample",

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lens.checkpoint.inputs import Inputs, forward_arguments
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.untouched import untouched
 from lens.corpus import read_corpus
 from lens.errors import PromptError, ProvenanceError, ResultFileError, SelectionError
@@ -42,6 +43,7 @@ class WindowDone:
     total: int
 
 
+@in_plain_torch
 def fit_jacobian(
     model: "Checkpoint",
     corpus: Any = "sample",
@@ -109,7 +111,7 @@ def jacobians(
         n_rows = last.shape[0]
         for first in range(0, d_model, n_rows):
             count = min(n_rows, d_model - first)
-            one_hot = torch.zeros(n_rows, d_model)
+            one_hot = torch.zeros(n_rows, d_model, dtype=torch.float32)
             one_hot[torch.arange(count), torch.arange(first, first + count)] = 1.0
             force = torch.zeros_like(last)
             force[:, positions] = repeat(one_hot.to(last), "row d -> row pos d", pos=len(positions))
@@ -174,7 +176,7 @@ def load_jacobian(path: str | Path, model: "Checkpoint") -> AffineLens:
             f"{[layer - 1 for layer in sorted(found)]}; {model.origin.model_id} has width "
             f"{model.d_model} and blocks 0 to {model.n_layers - 1}, the last of them the target."
         )
-    whole = torch.eye(model.d_model).repeat(model.n_layers, 1, 1)
+    whole = torch.eye(model.d_model, dtype=torch.float32).repeat(model.n_layers, 1, 1)
     for layer, matrix in found.items():
         whole[layer] = matrix
     without = [layer for layer in range(model.n_layers) if layer not in found]
@@ -188,6 +190,6 @@ def _lens(
     fitted_on: str,
     options: dict[str, Any],
 ) -> AffineLens:
-    weight = jacobian - torch.eye(model.d_model)
-    bias = torch.zeros(model.n_layers, model.d_model)
+    weight = jacobian - torch.eye(model.d_model, dtype=torch.float32)
+    bias = torch.zeros(model.n_layers, model.d_model, dtype=torch.float32)
     return fitted_lens(model, NAME, weight, bias, fitted_on, options)

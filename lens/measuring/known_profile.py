@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.errors import ResultFileError, SelectionError
+from lens.files import written_whole
 from lens.measuring.profile import LensProfile
-from lens.measuring.profile_file import written_whole
 
 if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
@@ -124,6 +125,7 @@ def known_of(
     )
 
 
+@in_plain_torch
 def known_profile(checkpoint: "Checkpoint") -> KnownProfile | None:
     """The shipped profile of this model's unembedding, None where there is none.
 

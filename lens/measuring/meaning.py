@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import read_corpus
 from lens.errors import PromptError
@@ -52,6 +53,7 @@ class MeaningSimilarity:
         ]
 
 
+@in_plain_torch
 def similarity_of_meaning(
     checkpoint: "Checkpoint",
     corpus: Any = "sample",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import SelectionError
 from lens.lenses.logit import provenance
@@ -49,6 +50,7 @@ class Progress:
         return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
 
 
+@in_plain_torch
 def measure(
     model: "Checkpoint",
     corpus: Any = "sample",

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.errors import PromptError
 from lens.measuring.neighbours import nearest_rows
@@ -50,6 +51,7 @@ class NeighbourhoodCopy:
         return pd.DataFrame(columns)
 
 
+@in_plain_torch
 def neighbourhood_copy(
     model: "Checkpoint",
     corpus: Any = "sample",

@@ -33,9 +33,9 @@ def nearest_rows(
     `shift` is taken off the rows (queries come shifted). Rows of length 0 are never near.
     """
     n = queries.shape[0]
-    best = torch.full((n, k), -torch.inf, device=queries.device)
+    best = torch.full((n, k), -torch.inf, dtype=queries.dtype, device=queries.device)
     ids = torch.zeros((n, k), dtype=torch.long, device=queries.device)
-    best_dot = torch.full((n,), -torch.inf, device=queries.device)
+    best_dot = torch.full((n,), -torch.inf, dtype=queries.dtype, device=queries.device)
     dot_ids = torch.zeros(n, dtype=torch.long, device=queries.device)
     for rows in blocks(matrix.shape[0]):
         block = matrix[rows].to(queries.device).float()

@@ -1,10 +1,7 @@
 """A profile as one Parquet file: a row for each document, and for each (fold, layer) histogram."""
 
 import json
-import os
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lens.errors import ExportError, ResultFileError
+from lens.files import is_file, written_whole
 from lens.lenses.predictions import Provenance
 from lens.measuring.columns import BINS, COUNTS, FINAL_SUMS, SAMPLED, SUMS, TAUS
 from lens.measuring.depth import KINDS, N_ENTROPY_BINS
@@ -19,21 +17,6 @@ from lens.measuring.histograms import N_BINS
 from lens.measuring.profile import N_FOLDS, LensProfile, ProfileProvenance
 
 FORMAT = "lens-profile-1"
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Within: a partial file to write. After: it is on disk and has taken the name `path`."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_profile(profile: LensProfile, path: str | Path) -> Path:
@@ -44,11 +27,12 @@ def write_profile(profile: LensProfile, path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() != ".parquet":
         raise ExportError(f"A profile is saved as .parquet; {target.name!r} is not one.")
-    meta = {"format": FORMAT, "provenance": asdict(profile.provenance)}
+    rows = [*_documents(profile), *_histograms(profile)]
+    meta = {"format": FORMAT, "provenance": asdict(profile.provenance), "rows": len(rows)}
     schema = _schema().with_metadata({b"lens": json.dumps(meta, default=dict).encode("utf-8")})
-    table = pa.Table.from_pylist([*_documents(profile), *_histograms(profile)], schema=schema)
+    table = pa.Table.from_pylist(rows, schema=schema)
     with written_whole(target) as partial:
-        pq.write_table(table, partial, compression="zstd")
+        pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
     return target
 
 
@@ -58,22 +42,32 @@ def read_profile(path: str | Path) -> LensProfile:
     import pyarrow.parquet as pq
 
     source = Path(path)
-    if not source.is_file():
+    if not is_file(source):
         raise ResultFileError(f"No file at {source}; expected a profile (.parquet).")
     try:
-        table = pq.read_table(source)
+        table = pq.read_table(source, page_checksum_verification=True)
+        meta = json.loads((table.schema.metadata or {}).get(b"lens", b"{}"))
+        found = meta.get("format")
+        if found == FORMAT:
+            return _from_rows(meta, table.to_pylist())
     except (pa.ArrowException, OSError) as error:
         raise ResultFileError(f"{source} cannot be read as Parquet: {error}") from error
-    meta = json.loads((table.schema.metadata or {}).get(b"lens", b"{}"))
-    if meta.get("format") != FORMAT:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ResultFileError(
-            f"{source.name} has format {meta.get('format')!r}; expected {FORMAT!r}, as written by "
-            "LensProfile.save."
-        )
-    rows = table.to_pylist()
+            f"{source} is damaged: {type(error).__name__}: {error}. Measure it again."
+        ) from error
+    raise ResultFileError(
+        f"{source.name} has format {found!r}; expected {FORMAT!r}, as written by LensProfile.save."
+    )
+
+
+def _from_rows(meta: dict[str, Any], rows: list[dict[str, Any]]) -> LensProfile:
     for row in rows:
         # Before it was counted apart, every position was taken for one of a known token.
         row.setdefault("count_n_known", row["count_n"])
+    expected = meta.get("rows", len(rows))
+    if len(rows) != expected:
+        raise ValueError(f"{len(rows)} rows, where {expected} were written")
     return _profile(
         _provenance(meta["provenance"]),
         [row for row in rows if row["kind"] == "document"],

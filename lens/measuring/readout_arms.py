@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lens.checkpoint.checkpoint import Checkpoint
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.readout import DirectReadout
 from lens.corpus import Corpus, read_corpus
 from lens.errors import SelectionError
@@ -106,6 +107,7 @@ class ReadoutArms:
         return pd.DataFrame(rows)
 
 
+@in_plain_torch
 def readout_arms(
     model: Checkpoint,
     corpus: Any = "sample",

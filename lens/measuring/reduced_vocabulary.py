@@ -33,14 +33,14 @@ class ReducedVocabulary:
         """Keep the tokens with the most of `likely`, and a seeded sample of the others."""
         size, device = len(likely), likely.device
         if size <= max(WHOLE_UP_TO, HEAD + REST):
-            zero = torch.zeros(size, device=device)
+            zero = torch.zeros(size, dtype=torch.float32, device=device)
             return cls(
                 ids=torch.arange(size, device=device), log_weight=zero, n_head=size, is_whole=True
             )
         order = torch.argsort(likely, descending=True, stable=True)
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randperm(size - HEAD, generator=generator)[:REST].to(device) + HEAD
-        weight = torch.zeros(HEAD + REST, device=device)
+        weight = torch.zeros(HEAD + REST, dtype=torch.float32, device=device)
         weight[HEAD:] = math.log((size - HEAD) / REST)
         return cls(
             ids=torch.cat([order[:HEAD], order[drawn]]),

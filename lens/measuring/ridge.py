@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.corpus import read_corpus
 from lens.lenses.affine import AffineLens, fitted_lens
 from lens.measuring.state_batches import read_states
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lens.checkpoint.checkpoint import Checkpoint
 
 
+@in_plain_torch
 def fit_ridge(
     model: "Checkpoint",
     corpus: Any = "sample",

@@ -10,10 +10,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from lens.errors import ProvenanceError, ResultFileError
+from lens.files import written_whole
 from lens.measuring.baseline import Baseline
 from lens.measuring.kept_folder import make_folder, read_claim
 from lens.measuring.profile import LensProfile, ProfileProvenance, require_same
-from lens.measuring.profile_file import read_profile, write_profile, written_whole
+from lens.measuring.profile_file import read_profile, write_profile
 
 
 class Shards:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.surgery import interpolate
 from lens.corpus import read_corpus
 from lens.errors import SelectionError
@@ -77,6 +78,7 @@ class SurgerySweep:
         ]
 
 
+@in_plain_torch
 def surgery_sweep(
     checkpoint: "Checkpoint",
     corpus: Any = "sample",

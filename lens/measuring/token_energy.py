@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.errors import UnsupportedArchitectureError
 from lens.linear import blocks
 from lens.measuring.frozen_norm import FrozenNorm, frozen_norm
@@ -50,6 +51,7 @@ class TokenEnergy:
         return pd.DataFrame(columns)
 
 
+@in_plain_torch
 def token_energy(
     model: "Checkpoint",
     corpus: Any = "sample",

@@ -92,7 +92,7 @@ class TranslatorFit:
 
     def held_out_kl_bits(self) -> Float[Tensor, " translator"]:
         """Mean KL on the rows held out, by layer, with the translators as they stand."""
-        total = torch.zeros(len(self.weights), device=self.bias.device)
+        total = torch.zeros(len(self.weights), dtype=torch.float32, device=self.bias.device)
         for part in self.held_out:
             kl = self.divergence.kl_bits(self._moved(part), part)
             total += kl[:, part.read].sum(1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.corpus import Corpus, read_corpus
 from lens.errors import PromptError, SelectionError
 from lens.lenses.affine import AffineLens, fitted_lens
@@ -34,6 +35,7 @@ class Step:
     held_out_kl_bits: float
 
 
+@in_plain_torch
 def tune(
     model: "Checkpoint",
     corpus: Any = "sample",
@@ -90,7 +92,7 @@ def tune(
         divergence, held_out, steps=steps, optimiser=optimiser, learning_rate=learning_rate
     )
     if (state := kept.load()) is not None:
-        fit.resume(state)
+        kept.resumed(fit.resume, state)
     while fit.done < steps and fit.checks_without_gain < patience:
         fit.step(batches.at(fit.done + 1))
         if fit.done % check_every == 0 or fit.done == steps:

@@ -1,15 +1,16 @@
 """The folder of a fit that can be stopped: what it fits, how far it is, and the lens at the end."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lens.errors import ProvenanceError, ResultFileError
+from lens.files import written_whole
 from lens.lenses.affine import CONFIG, AffineLens, load_affine
 from lens.measuring.kept_folder import make_folder, read_claim
-from lens.measuring.profile_file import written_whole
 
 CLAIM, PROGRESS = "tuning.json", "tuning.pt"
 
@@ -58,10 +59,24 @@ class TuningFolder:
             return None
         path = self.folder / PROGRESS
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever the unpickler makes of a damaged file
             raise ResultFileError(
                 f"{path} cannot be read ({type(error).__name__}: {error}). Remove it to fit anew."
+            ) from error
+        if not isinstance(found, dict):
+            raise ResultFileError(f"{path} holds no state of a fit. Remove it to fit anew.")
+        return found
+
+    def resumed(self, resume: Callable[[dict[str, Any]], None], state: Any) -> None:
+        """Give the state to the fit. Raises ResultFileError where it is none."""
+        try:
+            resume(state)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            assert self.folder is not None
+            raise ResultFileError(
+                f"{self.folder / PROGRESS} holds no state of a fit ({type(error).__name__}: "
+                f"{error}). Remove it to fit anew."
             ) from error
 
     def save(self, state: dict[str, Any]) -> None:

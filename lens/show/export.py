@@ -1,13 +1,11 @@
 """A result into a file, by extension, whole or not at all."""
 
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lens.errors import ExportError
+from lens.files import require_writable, written_whole
 from lens.lenses.predictions import LayerPredictions
 from lens.show.frames import predictions_to_frame
 from lens.show.heatmap import heatmap
@@ -39,20 +37,8 @@ def export(result: Any, path: str | Path, *, colour: str = "probability") -> Pat
             f"export writes LayerPredictions, as logit_lens returns them; "
             f"it was given {type(result).__name__}."
         )
-    target = Path(os.path.realpath(path))  # through a link: the file changes, the link stays
-    partial = _partial(target)
-    try:
-        _create(partial)
+    with written_whole(path) as partial:
         WRITERS[path.suffix.lower()](result, partial, colour)
-        if target.exists():
-            shutil.copymode(target, partial)
-        partial.replace(target)
-    except OSError as error:
-        raise ExportError(
-            f"Cannot write {path}: {error.strerror or error}. Choose another place."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
@@ -64,18 +50,7 @@ def require_exportable(path: Path) -> None:
     if path.suffix.lower() not in WRITERS:
         found = f"extension {path.suffix!r}" if path.suffix else "no extension"
         raise ExportError(f"{path} has {found}; export writes {', '.join(WRITERS)}.")
-    target = Path(os.path.realpath(path))
-    _require_writable(target, path)
-    attempt = _partial(target)
-    try:
-        # Only the attempt tells: permissions do not know of read-only file systems.
-        _create(attempt)
-    except OSError as error:
-        raise ExportError(
-            f"Cannot write {path}: {error.strerror or error}. Choose another place."
-        ) from error
-    finally:
-        attempt.unlink(missing_ok=True)
+    require_writable(path)
 
 
 Writer = Callable[[LayerPredictions, Path, str], None]
@@ -105,21 +80,3 @@ WRITERS: Mapping[str, Writer] = {
     ".svg": _write_picture("svg"),
     ".pdf": _write_picture("pdf"),
 }
-
-
-def _require_writable(target: Path, path: Path) -> None:
-    if target.is_dir():
-        raise ExportError(f"{path} is a folder; give the name of a file in it.")
-    if not target.parent.is_dir():
-        raise ExportError(f"There is no folder {path.parent}: make it first, or choose another.")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise ExportError(f"{path} is write-protected; choose another name or lift the protection.")
-
-
-def _partial(target: Path) -> Path:
-    return target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.partial")
-
-
-def _create(partial: Path) -> None:
-    """An empty file with the permissions that the user's umask gives."""
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

@@ -47,7 +47,13 @@ def write_parquet(predictions: LayerPredictions, path: Path) -> None:
     table = pa.table(columns).replace_schema_metadata(
         {PARQUET_KEY: one_line(header(predictions)).encode("ascii")}
     )
-    pq.write_table(table, path, compression="zstd")
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+
+
+_DAMAGE = (
+    *(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError),
+    pa.ArrowException,
+)
 
 
 def read_predictions(path: str | Path) -> LayerPredictions:
@@ -70,7 +76,7 @@ def read_predictions(path: str | Path) -> LayerPredictions:
                 return reader(path)
             except ResultFileError:
                 raise
-            except (OSError, ValueError, KeyError, TypeError, IndexError, pa.ArrowException) as bad:
+            except _DAMAGE as bad:
                 raise ResultFileError(
                     f"{path} is damaged: {type(bad).__name__}: {bad}. Write it again."
                 ) from bad
@@ -101,7 +107,7 @@ def _read_csv(path: Path) -> LayerPredictions:
 
 
 def _read_parquet(path: Path) -> LayerPredictions:
-    table = pq.read_table(path)
+    table = pq.read_table(path, page_checksum_verification=True)
     metadata = table.schema.metadata or {}
     if PARQUET_KEY not in metadata:
         raise ResultFileError(

@@ -13,6 +13,7 @@ import torch
 
 from lens.checkpoint.fingerprint import fingerprint
 from lens.checkpoint.inputs import forward_arguments
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.checkpoint.untouched import untouched
 from lens.corpus import read_corpus
 from lens.errors import (
@@ -21,6 +22,7 @@ from lens.errors import (
     UnsupportedArchitectureError,
     UnsupportedModelStateError,
 )
+from lens.measuring.kept_folder import make_folder
 from lens.measuring.required_readout import required_readout
 from lens.measuring.statistics import Interval, bootstrap
 from lens.study.continuation import OF_TIED, OF_UNTIED, Continuation, arms_of
@@ -42,6 +44,7 @@ PAIRED = {
 """What `paired` compares: a sum by document and what it is divided by."""
 
 
+@in_plain_torch
 def continue_twins(
     model: "Checkpoint",
     corpus: Any,
@@ -71,7 +74,7 @@ def continue_twins(
     chosen = arms_of(tied=model.tie.is_tied, names=arms)
     texts = ContinuedTexts.of(model, read_corpus(corpus), settings)
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     named = {"model": model.origin.model_id, "class": type(model.model).__name__}
     identity = {
         "weights": fingerprint(model.model.parameters()),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lens.checkpoint.load import load
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.corpus import Corpus, read_corpus
 from lens.errors import SelectionError
 from lens.study.arms import PAIR, arm_of
@@ -64,6 +65,7 @@ def measure_domain(
     }
 
 
+@in_plain_torch
 def reproduce_domain(
     corpus: Any,
     other: Any,

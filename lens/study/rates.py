@@ -11,6 +11,7 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from lens.errors import TrainingDivergedError
+from lens.measuring.kept_folder import make_folder
 from lens.study.arms import Arm
 from lens.study.held_out import held_out_loss_bits
 from lens.study.recipe import Recipe
@@ -90,7 +91,7 @@ def tune_rates(
 def write_rates(found: Tuned, results: str | Path) -> Path:
     """The search of an arm as rates-ARM.json, for the page of the study."""
     place = Path(results)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     path = place / f"rates-{found.arm}.json"
     text = _in_json(found)
     replace_text(path, text)

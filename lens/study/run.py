@@ -27,6 +27,8 @@ from lens.errors import (
     ResultFileError,
     TrainingDivergedError,
 )
+from lens.files import is_file
+from lens.measuring.kept_folder import make_folder
 from lens.study.arms import Arm
 from lens.study.building import build, matrices
 from lens.study.changing import changed
@@ -93,7 +95,7 @@ def train(
     it holds cannot be read, TrainingDivergedError at the step where the loss is no number.
     """
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     _claim(place, arm, seed, texts, recipe)
     if is_finished(place):
         return place
@@ -313,7 +315,11 @@ def readable(path: Path) -> Iterator[None]:
 def is_finished(folder: str | Path) -> bool:
     """Whether a run's last branch has been written."""
     place = Path(folder)
-    return (place / RUN).is_file() and (place / LOG).is_file() and not (place / STATE).exists()
+    if not is_file(place / RUN) or not is_file(place / LOG) or (place / STATE).exists():
+        return False
+    # A log is written along the way too; the last branch comes at the end.
+    last = _run_file(place / RUN)["recipe"]["branch_at"][-1]
+    return branch_folder(place, last).is_dir()
 
 
 def _claim(place: Path, arm: Arm, seed: int, texts: StudyTexts, recipe: Recipe) -> None:
@@ -339,10 +345,7 @@ def claim(path: Path, identity: Mapping[str, Any], beside: Mapping[str, Any]) ->
     where it cannot be read.
     """
     if path.is_file():
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise CorruptCheckpointError(f"{path} is not JSON: {error}.") from None
+        found = _run_file(path)
         for key, value in identity.items():
             if found.get(key) != value:
                 raise ProvenanceError(
@@ -354,6 +357,16 @@ def claim(path: Path, identity: Mapping[str, Any], beside: Mapping[str, Any]) ->
     run = {**identity, "versions": versions, "threads": torch.get_num_threads(), **beside}
     text = json.dumps(run, indent=1)
     replace_text(path, text)
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise CorruptCheckpointError(f"{path} is no run's file: it holds {type(found).__name__}.")
+    return found
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.errors import ResultFileError, SelectionError
 from lens.study.arms import PAIR, arm_of
 from lens.study.effects import CONTRASTS, Effect, effect, student_t
@@ -87,6 +88,7 @@ def sweep_recipe() -> Recipe:
     return replace(Recipe(), branch_at=(STEPS,), branch_steps=DECAY_STEPS)
 
 
+@in_plain_torch
 def reproduce_sweep(
     corpus: Any,
     folder: str | Path,

@@ -6,7 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.errors import SelectionError
+from lens.measuring.kept_folder import make_folder
 from lens.study.arms import ARMS, CORE, PAIR, arm_of
 from lens.study.drift import write_matrices
 from lens.study.gap import GAP_SEEDS, write_gap
@@ -22,6 +24,7 @@ OTHER_SEEDS = 3
 """Seeds of an arm that no claim is tested on: it is described, without p-values."""
 
 
+@in_plain_torch
 def train_twin(
     arm: str,
     folder: str | Path,
@@ -56,6 +59,7 @@ def study_rows() -> Iterator[tuple[str, int]]:
         yield from ((arm, seed) for arm in ARMS if arm not in core)
 
 
+@in_plain_torch
 def reproduce_study(
     corpus: Any,
     folder: str | Path,
@@ -120,7 +124,7 @@ def write_gate(texts: StudyTexts, recipe: Recipe, folder: str | Path) -> Path:
         "bits": asdict(losses),
     }
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     text = json.dumps(gate, indent=1) + "\n"
     replace_text(place / GATE, text)
     return place / GATE

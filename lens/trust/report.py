@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lens.checkpoint.plain_torch import in_plain_torch
 from lens.corpus import Corpus, read_corpus, require_apart
 from lens.errors import ExportError, SelectionError
+from lens.files import written_whole
 from lens.measuring.comparison import Comparison, compared, require_inner_layers
 from lens.measuring.confounds import Confound, caution, confounds
 from lens.measuring.measure import Progress
-from lens.measuring.profile_file import written_whole
 from lens.measuring.windows import common_window, default_window
 from lens.show.export import require_exportable
 from lens.trust.layout import page_of_one, page_of_two
@@ -47,6 +48,7 @@ class Report:
         return "\n".join(lines)
 
 
+@in_plain_torch
 def report(
     model: "Checkpoint | Mapping[str, Checkpoint]",
     corpus: Any = "sample",

@@ -31,6 +31,9 @@ GAP = "gap.json"
 def studied(name: str, model: "Checkpoint", plan: Plan, report: Report) -> Subject:
     """Measure one checkpoint through every lens that it has. Raises as `lens.measure`."""
     folder = None if plan.folder is None else plan.folder / name
+    for prompt in plan.prompts:
+        # Asked before anything is measured.
+        _ids(model, prompt, plan.prompt_tokens)
     _require_same_gap(model, plan, folder)
 
     def profile(lens: Any, kind: str, *, sampled: int = 0) -> LensProfile:
@@ -78,11 +81,16 @@ def _content(document: Document) -> str | tuple[int, ...]:
 
 
 def _read(model: "Checkpoint", prompt: str | Sequence[int], most: int | None) -> LayerPredictions:
-    ids = model.ids_of(prompt if isinstance(prompt, str) else list(prompt), truncate=True)
-    found = model.logit_lens(ids[:most])
+    found = model.logit_lens(_ids(model, prompt, most))
     if not isinstance(found, LayerPredictions):
         raise TypeError(f"one prompt gave {type(found).__name__}")
     return found
+
+
+def _ids(model: "Checkpoint", prompt: str | Sequence[int], most: int | None) -> list[int]:
+    """The ids of a prompt; beginnings of documents are cut, a prompt that was given is not."""
+    given = prompt if isinstance(prompt, str) else list(prompt)
+    return model.ids_of(given, truncate=most is not None)[:most]
 
 
 def _has_two_lenses(model: "Checkpoint") -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lens.checkpoint import changes
 from lens.checkpoint.checkpoint import Checkpoint
 from lens.checkpoint.states import load_states, save_states
 from lens.errors import (
@@ -181,11 +182,17 @@ class _Dropping(nn.Module):
         return out
 
 
-def test_a_state_that_does_not_pass_by_is_an_error_and_never_zeros() -> None:
+def test_a_state_that_does_not_pass_by_is_an_error_and_never_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wrapped = _Dropping(BY_NAME["llama"].build())
     point = checkpoint(wrapped)
     assert point.residual_states(IDS).states.shape[0] == N_LAYERS + 1
     wrapped.drop = True
+    with pytest.raises(CaptureError, match="ran 2 of the 3 block calls"):
+        point.residual_states(IDS)
+    # Where nothing shows that the model was changed.
+    monkeypatch.setattr(changes, "marks", lambda *a: point._marks)
     with pytest.raises(CaptureError, match="did not pass by"):
         point.residual_states(IDS)
 

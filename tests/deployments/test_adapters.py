@@ -78,6 +78,22 @@ def test_an_adapter_on_the_lookup_alone_is_told_beside_the_tie(tied: bool) -> No
     assert not any("in use" in one for one in lens.load(merged).tie.contradictions)
 
 
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_a_magnitude_beside_the_adapter_is_in_the_difference(target: str, tied: bool) -> None:
+    model = _adapted("llama", tied, target_modules=[target], use_dora=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "magnitude" in name:
+                parameter.mul_(1.5)
+        lookup = model.get_input_embeddings()(torch.arange(160))
+        head = model.get_output_embeddings()
+        unembedding = head(torch.eye(64)).T
+    most = float((lookup - unembedding).abs().max())
+    told = [s for s in exact(model, run=model).tie.contradictions if "matrix in use" in s]
+    assert len(told) == (1 if tied else 0)
+    assert all(f"max |difference| {most:.3g}" in sentence for sentence in told)
+
+
 def test_learned_tokens_before_the_prompt_are_refused(tied: bool) -> None:
     import peft
 

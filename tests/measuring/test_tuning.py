@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import lens
 from lens.checkpoint.checkpoint import Checkpoint
@@ -225,6 +226,10 @@ def test_a_folder_of_another_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tuning.pt").write_bytes(b"nonsense")
     with pytest.raises(ResultFileError, match="cannot be read"):
         tune(checkpoint(), id_corpus(6), **SHORT, folder=tmp_path)
+    for held in ({}, [1], None):
+        torch.save(held, tmp_path / "tuning.pt")
+        with pytest.raises(ResultFileError, match="no state of a fit"):
+            tune(checkpoint(), id_corpus(6), **SHORT, folder=tmp_path)
 
 
 KILLED = """
@@ -328,6 +333,23 @@ def test_a_lens_reads_back_equal_and_is_refused_by_another_model(
         back.translate(4, torch.zeros(1, 64))
     with pytest.raises(ResultFileError, match="neither"):
         load_affine(tmp_path)
+    whole = load_file(tmp_path / "lens" / "translators.safetensors")
+    for damaged in (
+        {"bias": whole["bias"][:, :-1].clone()},
+        {"weight": whole["weight"][0].clone()},
+        {"weight": torch.full_like(whole["weight"], torch.nan)},
+        {"bias": whole["bias"].int()},
+    ):
+        save_file({**whole, **damaged}, tmp_path / "lens" / "translators.safetensors")
+        with pytest.raises(ResultFileError, match="cannot be read as a lens"):
+            load_affine(tmp_path / "lens")
+    save_file(whole, tmp_path / "lens" / "translators.safetensors")
+    note = tmp_path / "lens" / "translators.json"
+    held = json.loads(note.read_text("utf-8"))
+    for raw in (None, [], held | {"source": held["source"] | {"unembedding_hash": None}}):
+        note.write_text(json.dumps(raw), encoding="utf-8")
+        with pytest.raises(ResultFileError, match="cannot be read as a lens"):
+            load_affine(tmp_path / "lens")
     (tmp_path / "lens" / "translators.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ResultFileError, match="cannot be read"):
         load_affine(tmp_path / "lens")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 ORDER = (
     "errors",
+    "files",
     "shapes",
     "linear",
     "corpus",

@@ -10,6 +10,7 @@ from torch import Tensor
 from lens.checkpoint.load import load
 from lens.errors import (
     CorruptCheckpointError,
+    ExportError,
     LensError,
     ProvenanceError,
     SelectionError,
@@ -17,7 +18,7 @@ from lens.errors import (
 )
 from lens.study.arms import Arm, arm_of
 from lens.study.recipe import Recipe
-from lens.study.run import LOG, STATE, branch_folder, is_finished, train
+from lens.study.run import LOG, RUN, STATE, branch_folder, is_finished, train
 from tests.study.small import RECIPE, texts
 
 
@@ -174,6 +175,26 @@ def test_a_broken_state_is_told(tmp_path: Path) -> None:
     (tmp_path / "r" / STATE).write_bytes(b"half")
     with pytest.raises(CorruptCheckpointError, match=r"state\.pt"):
         trained("tied", tmp_path / "r")
+    # Removed, as the error says, the run begins again and is not taken for a finished one.
+    (tmp_path / "r" / STATE).unlink()
+    assert not is_finished(tmp_path / "r")
+    trained("tied", tmp_path / "r")
+    assert is_finished(tmp_path / "r")
+    assert branch_folder(tmp_path / "r", RECIPE.branch_at[-1]).is_dir()
+
+
+def test_a_runs_file_that_is_none_is_told(tmp_path: Path) -> None:
+    for raw in ("null", "[]", "half"):
+        (tmp_path / RUN).write_text(raw, encoding="utf-8")
+        with pytest.raises(CorruptCheckpointError, match=r"run\.json"):
+            trained("tied", tmp_path)
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ExportError, match="cannot be made"):
+            trained("tied", place)
 
 
 def test_wrong_recipes_are_refused() -> None:
