@@ -7,7 +7,9 @@ from study_tables import CONDITIONS, CORE, attempt, last
 
 from lens.study.effects import CONTRASTS, QUANTITIES, Effect
 
-CONTROL = "tied-resumed"
+LEFT_OUT = ("tied-resumed", "rmsnorm-untied-copy")
+"""A control, and a class whose numbers are another's (Granite's)."""
+
 CONDITIONS_ANCHOR = "untying-where-something-else-is-different-too"
 
 
@@ -63,7 +65,7 @@ def beside(rows: list[dict[str, Any]]) -> list[str]:
             "- How W_U begins (drawn, less a copy of W_E) changes the reading loss by "
             f"{told(start)} bits."
         )
-    others = [pair for _, *pair in CONDITIONS if tuple(pair) != (arm, less) and pair[0] != CONTROL]
+    others = [p for _, *p in CONDITIONS if tuple(p) != (arm, less) and p[0] not in LEFT_OUT]
     found = [e for pair in others if (e := attempt(rows, *pair, "mean dG")) is not None]
     if found:
         values = np.concatenate([e.differences[:, 0] for e in found])
