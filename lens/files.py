@@ -52,9 +52,7 @@ def require_writable(path: Path) -> None:
         # Only the attempt tells: permissions do not know of read-only file systems.
         create(attempt)
     except OSError as error:
-        raise ExportError(
-            f"Cannot write {path}: {error.strerror or error}. Choose another place."
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             attempt.unlink(missing_ok=True)
@@ -78,12 +76,14 @@ def written_whole(path: Path) -> Iterator[Path]:
             shutil.copymode(target, partial)
         partial.replace(target)
     except OSError as error:
-        raise ExportError(
-            f"Cannot write {path}: {error.strerror or error}. Choose another place."
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> ExportError:
+    return ExportError(f"Cannot write {path}: {error.strerror or error}. Choose another place.")
 
 
 def partial_of(target: Path) -> Path:

@@ -34,8 +34,12 @@ def marks(model: Any, trunk: Trunk) -> Marks:
 
 def is_still_read(replay: ReplayReadout, readout: Readout, witness: Witness) -> bool:
     """Whether the readout gives what the model makes of a state now, bit for bit."""
-    own = replay.logits(witness.random_state, witness.inputs)
-    given = readout.logits(witness.random_state)
+    try:
+        own = replay.logits(witness.random_state, witness.inputs)
+        given = readout.logits(witness.random_state)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        # A lookup or a head of another size does not even run.
+        return False
     if given.shape != own.shape or own.shape[-1] != replay.d_vocab:
         return False
     own = own.to(given.device)
@@ -63,9 +67,10 @@ def _of_module(module: nn.Module, is_root: bool) -> Iterator[Any]:
     yield id(module)
     yield tuple(map(id, module._parameters.values()))
     yield tuple(map(id, module._buffers.values()))
-    yield tuple(map(id, module._forward_hooks.values()))
+    # A hook's number is never given twice.
+    yield tuple(module._forward_hooks)
     # Edits and captures stand before the forward of the whole model.
-    yield () if is_root else tuple(map(id, module._forward_pre_hooks.values()))
+    yield () if is_root else tuple(module._forward_pre_hooks)
     own = vars(module)
     yield id(own["forward"]) if "forward" in own else None
     yield tuple(

@@ -213,9 +213,11 @@ _LENGTH, _CACHED = "length of the prompt", "tokens in the cache"
 def _named(root: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a forward by name, also those that were given by place."""
     try:
-        return dict(inspect.signature(root.forward).bind_partial(*args, **kwargs).arguments)
+        by_name = inspect.signature(root.forward).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        return dict(kwargs)
+        by_name = {}
+    # What a wrapper takes as **kwargs stands below one name there.
+    return {**by_name, **kwargs}
 
 
 def _columns(

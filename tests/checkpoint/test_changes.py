@@ -49,6 +49,7 @@ def adapted(model: Any) -> None:
 EXCHANGED: dict[str, Callable[[Any], Any]] = {
     "weights assigned": assigned,
     "vocabulary resized": lambda m: m.resize_token_embeddings(192),
+    "vocabulary cut": lambda m: m.resize_token_embeddings(20),
     "tied later": tied_later,
     "a hook on the head": lambda m: m.lm_head.register_forward_hook(lambda *a: 3 * a[-1]),
     "another norm": normed_otherwise,

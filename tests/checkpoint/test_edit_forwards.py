@@ -41,6 +41,22 @@ def test_a_mask_by_place_is_heard_like_one_by_name() -> None:
     assert not torch.equal(named, unmasked)
 
 
+class Wrapped(transformers.LlamaForCausalLM):
+    """Takes what it passes on as *args and **kwargs."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_a_mask_that_a_wrapper_passes_on_is_heard() -> None:
+    point, seen = checkpoint(Wrapped(BY_NAME["llama"].build().config).eval()), Seen()
+    with torch.no_grad(), point.edit(0, [0], seen):
+        point.model(PADDED, attention_mask=MASK)
+        point.model(input_ids=PADDED[:1, 2:])
+    masked, alone = seen.states
+    assert torch.equal(masked[0], alone[0])
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_position_is_edited_once_in_a_generation(name: str) -> None:
     point, first, last, fourth = checkpoint(BY_NAME[name].build()), Seen(), Seen(), Seen()
