@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from lens import cli_options as options
 from lens.cli_options import Model
-from lens.files import expanded, is_file, is_folder, require_writable
+from lens.files import expanded, is_file, is_folder, require_writable, written_whole
 
 Corpus = Annotated[
     str,
@@ -205,8 +205,6 @@ def _write_comparison(comparison: Any, path: Path) -> None:
 
 
 def _write(path: Path, frame: Any, figure: Callable[[], Any]) -> None:
-    from lens.files import written_whole
-
     with written_whole(path) as partial:
         kind = path.suffix.lower()
         if kind == ".csv":

@@ -216,8 +216,8 @@ def _named(root: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         by_name = inspect.signature(root.forward).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
         by_name = {}
-    # What a wrapper takes as **kwargs stands below one name there.
-    return {**by_name, **kwargs}
+    # What a wrapper takes as *args or **kwargs stands below one name there.
+    return {**({"input_ids": args[0]} if args else {}), **by_name, **kwargs}
 
 
 def _columns(

@@ -42,7 +42,7 @@ def _precise(part: Any, dtype: torch.dtype) -> Part:
     if isinstance(part, nn.Module):
         part = ModulePart(part, (None,), {}, 0)
     if isinstance(part, ModulePart) and not any(p.is_meta for p in part.module.parameters()):
-        return _PreciseModule(part)
+        part = _with_raised_weights(part)
     if isinstance(part, FunctionPart):
         kwargs = {name: _raised(value) for name, value in part.kwargs.items()}
         return FunctionPart(part.function, tuple(map(_raised, part.args)), kwargs, part.slot)
@@ -51,20 +51,16 @@ def _precise(part: Any, dtype: torch.dtype) -> Part:
     return lambda x: part(x.to(dtype)).float()
 
 
-class _PreciseModule:
-    """A module called with float32 copies of its weights; its own stay as they are."""
+def _with_raised_weights(part: ModulePart) -> FunctionPart:
+    """The module called with float32 copies of its weights; its own stay as they are."""
+    module = part.module
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weights = {name: _raised(value) for name, value in held.items()}
 
-    def __init__(self, part: ModulePart) -> None:
-        self.module, self.slot = part.module, part.slot
-        held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        self.weights = {name: _raised(value) for name, value in held.items()}
-        self.args = tuple(map(_raised, part.args))
-        self.kwargs = {name: _raised(value) for name, value in part.kwargs.items()}
+    def raised(*args: Any, **kwargs: Any) -> Tensor:
+        return functional_call(module, weights, args, kwargs)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        args = tuple(x if i == self.slot else value for i, value in enumerate(self.args))
-        kwargs = {name: x if name == self.slot else value for name, value in self.kwargs.items()}
-        return functional_call(self.module, self.weights, args, kwargs)
+    return FunctionPart(raised, part.args, part.kwargs, part.slot)
 
 
 def _raised(value: Any) -> Any:

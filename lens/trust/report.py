@@ -69,15 +69,14 @@ def report(
     """Measure a checkpoint, or two by name, and write one self-contained page.
 
     The page leads with a verdict: from which layer on the lens can be trusted, for what, and why
-    not before; then curves with intervals, the tie, heatmaps of `prompts` (the beginnings of
-    three documents where none are given), definitions, sources, and how to repeat it (`repeat`,
-    the Python call where left out). `window_tokens` and `seed` are as in `lens.measure`. Without
-    `fit_on` a fifth of the corpus, whole sources, is
-    kept back: the context-free guess and the `translator` ("ridge", "tuned" or "none") are fitted
-    there, a tuned one in `tune_steps` steps at most, as by `lens.tune`. `sample_positions` and
-    `folder` are as in `lens.measure`; with `gap_positions` the distance is taken apart on so many
-    positions, as by `lens.decompose`. The page holds no script and loads nothing; the file appears
-    whole, or not at all.
+    not before; then curves with intervals, the tie, heatmaps of `prompts` (the beginnings of three
+    documents where none are given), definitions, sources, and how to repeat it (`repeat`, the
+    Python call where left out). `window_tokens` and `seed` are as in `lens.measure`. Without
+    `fit_on` a fifth of the corpus, whole sources, is kept back: the context-free guess and the
+    `translator` ("ridge", "tuned" or "none") are fitted there, a tuned one in `tune_steps` steps at
+    most, as by `lens.tune`. `sample_positions` and `folder` are as in `lens.measure`; with
+    `gap_positions` the distance is taken apart on so many positions, as by `lens.decompose`. The
+    page holds no script and loads nothing; the file appears whole, or not at all.
 
     Raises ExportError before anything is measured where `path` cannot be written, SelectionError
     for more than two models, too few documents and documents that are fitted on too, and as
